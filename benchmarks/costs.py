@@ -13,7 +13,6 @@ from pathlib import Path
 
 import command_line
 from command_line import RESULTS, ROOT
-
 from lightning_fedssl.callbacks.communication_ledger import readable
 
 WITHOUT_WARM_UP = {"fedrgd_digits.yaml": ["--model.server_only_rounds=0"]}

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
-from presets import Task, keys, parts, run
 from scipy.ndimage import gaussian_filter
+
+from presets import Task, keys, parts, run
 
 Array = NDArray[np.float64]
 

@@ -29,8 +29,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import command_line
 import torch
+
+import command_line
 from command_line import RESULTS, ROOT
 from workers import PEERS, Contender, Result, interleave, is_installed, ratios, report_failures, spread
 

@@ -1,4 +1,6 @@
-"""Figures, pictures, texts and histograms for the loggers that have them: TensorBoard, Weights & Biases and MLflow."""
+"""Figures, pictures, texts and histograms for the loggers that have them: TensorBoard, Weights &
+Biases and MLflow.
+"""
 
 from __future__ import annotations
 

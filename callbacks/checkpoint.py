@@ -18,21 +18,26 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 DECLINE = 0.05
-"""The distance of the last accuracy from the best one, in shares of images, from which a run names it at its end."""
+"""The distance of the last accuracy from the best one, in shares of images, from which a run names
+it at its end."""
 
 
 class FederatedCheckpoint(FederatedCallback):
-    """Writes ``checkpoints/last.ckpt`` and ``checkpoints/best.ckpt`` in the run folder, each as one atomic operation.
+    """Writes ``checkpoints/last.ckpt`` and ``checkpoints/best.ckpt`` in the run folder, each as one
+    atomic operation.
 
-    At the end of a run it also writes the last model to the same folder, for programs that do not use this package:
-    ``model.safetensors`` and ``model.json``. If the last accuracy is at least 5 points below the best one, it says so:
-    self-training can learn its own errors. ``best`` lacks the clients' states, such as the momentum of their
-    optimizers, which are often larger than the model, and only resuming a run needs them.
+    At the end of a run it also writes the last model to the same folder, for programs that do not
+    use this package: ``model.safetensors`` and ``model.json``. If the last accuracy is at least 5
+    points below the best one, it says so: self-training can learn its own errors. ``best`` lacks
+    the clients' states, such as the momentum of their optimizers, which are often larger than the
+    model, and only resuming a run needs them.
 
     Args:
-        monitor: The scalar that determines the best round. A round without this scalar cannot be the best.
+        monitor: The scalar that determines the best round. A round without this scalar cannot be
+            the best.
         mode: Whether a larger (``max``) or smaller (``min``) value is better.
-        every_n_rounds: Interval of writing ``last``, which is also written when the run ends or is stopped.
+        every_n_rounds: Interval of writing ``last``, which is also written when the run ends or is
+            stopped.
     """
 
     def __init__(
@@ -55,7 +60,9 @@ class FederatedCheckpoint(FederatedCallback):
         self._saved_round = 0
         self._warned = False
 
-    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_round_end(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+    ) -> None:
         """Write ``best`` if this round is the best so far, and ``last`` at its interval."""
         value = metrics.get(self.monitor)
         self._warn_if_unknown(trainer, metrics)
@@ -66,8 +73,12 @@ class FederatedCheckpoint(FederatedCallback):
         if trainer.round_index % self.every_n_rounds == 0:
             self._save_last(trainer)
 
-    def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Write the model, and ``last`` if it has an earlier round, or outdated statistics of static batch norm."""
+    def on_train_end(  # type: ignore[override]
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+    ) -> None:
+        """Write the model, and ``last`` if it has an earlier round, or outdated statistics of
+        static batch norm.
+        """
         if has_static_batch_norm(algorithm):
             self._save_last(trainer)
         self.save_missing(trainer)
@@ -86,7 +97,9 @@ class FederatedCheckpoint(FederatedCallback):
 
     @property
     def state_key(self) -> str:
-        """A key that depends on monitor and mode, so that callbacks with other values of these have separate states."""
+        """A key that depends on monitor and mode, so that callbacks with other values of these have
+        separate states.
+        """
         return str(self._generate_state_key(monitor=self.monitor, mode=self.mode))
 
     def state_dict(self) -> dict[str, Any]:
@@ -111,19 +124,27 @@ class FederatedCheckpoint(FederatedCallback):
         if evaluated and self.monitor not in metrics and not self._warned:
             self._warned = True
             _log.warning(
-                "FederatedCheckpoint: there is no scalar %s, so no best checkpoint is written; give "
+                "FederatedCheckpoint: there is no scalar %s, so no best checkpoint is written; "
+                "give "
                 "FederatedCheckpoint(monitor=...) one of %s",
                 self.monitor, ", ".join(sorted(metrics)),
             )  # fmt: skip
 
     def _name_a_decline(self, trainer: FederatedTrainer) -> None:
         best, last = self.best_value, self._last_value
-        if best is None or last is None or not self.monitor.endswith("accuracy") or not trainer.is_global_zero:
+        if (
+            best is None
+            or last is None
+            or not self.monitor.endswith("accuracy")
+            or not trainer.is_global_zero
+        ):
             return
         if self.mode == "max" and best - last >= DECLINE:
             _log.info(
-                "%s was %.1f %% in round %d and is %.1f %% now: best.ckpt has the model of round %d, and "
-                "--ckpt_path best chooses it for test, export and predict. If the scalars named largest_class_share "
+                "%s was %.1f %% in round %d and is %.1f %% now: best.ckpt has the model of round "
+                "%d, and "
+                "--ckpt_path best chooses it for test, export and predict. If the scalars named "
+                "largest_class_share "
                 "have risen, self-training has learned its own errors",
                 self.monitor, 100 * best, self.best_round, 100 * last, self.best_round,
             )  # fmt: skip

@@ -25,22 +25,27 @@ _NETWORK = "network."
 
 
 class ClientEvaluation(FederatedCallback):
-    """Evaluates the global model for every client, on test images with the client's class distribution.
+    """Evaluates the global model for every client, on test images with the client's class
+    distribution.
 
-    If the data module has test images for each client, these are used. Otherwise test images are drawn once per client,
-    with the class distribution of its training images. The callback logs ``client_test/accuracy_mean``,
-    ``client_test/accuracy_std`` (over the clients) and ``client_test/accuracy_worst_tenth`` (the mean of the worst
-    tenth of the clients). It writes ``client_evaluation.csv`` into the run folder, with one row per client and round.
-    TensorBoard gets a histogram of each round and, at the end, a heat map of clients and rounds. Checkpoints hold the
-    accuracies (8 bytes per client and round), so that a resumed run continues the heat map. The callback does not
-    affect training. It uses the clients' true labels only for the class distribution.
+    If the data module has test images for each client, these are used. Otherwise test images are
+    drawn once per client, with the class distribution of its training images. The callback logs
+    ``client_test/accuracy_mean``, ``client_test/accuracy_std`` (over the clients) and
+    ``client_test/accuracy_worst_tenth`` (the mean of the worst tenth of the clients). It writes
+    ``client_evaluation.csv`` into the run folder, with one row per client and round. TensorBoard
+    gets a histogram of each round and, at the end, a heat map of clients and rounds. Checkpoints
+    hold the accuracies (8 bytes per client and round), so that a resumed run continues the heat
+    map. The callback does not affect training. It uses the clients' true labels only for the class
+    distribution.
 
-    After ``fit``, ``history`` has the accuracies of all clients, ``(clients,)``, by round; NaN without test images.
+    After ``fit``, ``history`` has the accuracies of all clients, ``(clients,)``, by round; NaN
+    without test images.
 
     Args:
-        every_n_rounds: Interval of the evaluations; a round is skipped if the trainer does not evaluate its model in
-            it. The last round is always evaluated.
-        images_per_client: Number of test images that are drawn for a client; with replacement if a class has too few.
+        every_n_rounds: Interval of the evaluations; a round is skipped if the trainer does not
+            evaluate its model in it. The last round is always evaluated.
+        images_per_client: Number of test images that are drawn for a client; with replacement if a
+            class has too few.
     """
 
     def __init__(self, every_n_rounds: int = 1, images_per_client: int = 100) -> None:
@@ -55,10 +60,14 @@ class ClientEvaluation(FederatedCallback):
         self.history: dict[int, Tensor] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Forget the test images of other data; refuse data loaders, whose samples may have no class."""
+        """Forget the test images of other data.
+
+        Refuse data loaders, whose samples may have no class.
+        """
         if not trainer.datamodule.class_names:
             raise ValueError(
-                "trainer.callbacks: ClientEvaluation needs class labels, which data loaders do not show: leave it out, "
+                "trainer.callbacks: ClientEvaluation needs class labels, which data loaders do "
+                "not show: leave it out, "
                 "or give from_lightning a FederatedDataModule"
             )
         self._indices = []
@@ -66,8 +75,13 @@ class ClientEvaluation(FederatedCallback):
     def on_evaluation_end(
         self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
-        """Evaluate the model for every client at the interval, and add the results to the round's metrics."""
-        fitting, is_test = trainer.state.fn == TrainerFn.FITTING, any(name.startswith("test/") for name in metrics)
+        """Evaluate the model for every client at the interval, and add the results to the round's
+        metrics.
+        """
+        fitting, is_test = (
+            trainer.state.fn == TrainerFn.FITTING,
+            any(name.startswith("test/") for name in metrics),
+        )
         if fitting and not self._is_due(trainer) and not is_test:  # fit tests after its last round
             return
         correct = self._correct(trainer, algorithm)
@@ -79,12 +93,20 @@ class ClientEvaluation(FederatedCallback):
             self._write(trainer)
             show_histogram(trainer, "client_test/accuracy", accuracies[~accuracies.isnan()])
 
-    def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_end(  # type: ignore[override]
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+    ) -> None:
         """Draw the heat map."""
         if self.history and has_pictures(trainer):
-            rounds = {number: dict(enumerate(found.tolist())) for number, found in self.history.items()}
+            rounds = {
+                number: dict(enumerate(found.tolist())) for number, found in self.history.items()
+            }
             title = "Test accuracy of the global model for each client"
-            show_figure(trainer, "client_test/accuracy", draw_clients(rounds, trainer.datamodule.num_clients, title))
+            show_figure(
+                trainer,
+                "client_test/accuracy",
+                draw_clients(rounds, trainer.datamodule.num_clients, title),
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """The clients' accuracies of the rounds so far."""
@@ -105,11 +127,16 @@ class ClientEvaluation(FederatedCallback):
             labels, class_counts = data.test_labels.cpu(), data.statistics.class_counts
             for client, counts in enumerate(class_counts):
                 own = data.client_test_indices(client)
-                self._indices.append(draw_like(counts, labels, count, seed, client) if own is None else own)
+                self._indices.append(
+                    draw_like(counts, labels, count, seed, client) if own is None else own
+                )
         return self._indices
 
     def _correct(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> Tensor:
-        """Whether the evaluated model classifies each test image correctly; the batches are divided among the ranks."""
+        """Whether the evaluated model classifies each test image correctly.
+
+        The batches are divided among the ranks.
+        """
         rank, ranks = trainer.global_rank, trainer.world_size
         batches = trainer.datamodule.evaluation_batches("test", trainer.dtype, shard=(rank, ranks))
         mine = []
@@ -117,7 +144,9 @@ class ClientEvaluation(FederatedCallback):
             for x, y in batches:
                 mine.append((algorithm.network(x).argmax(dim=1) == y).cpu())
         shares = trainer.gather(mine)
-        return torch.cat([share[i] for i in range(max(map(len, shares))) for share in shares if i < len(share)])
+        return torch.cat(
+            [share[i] for i in range(max(map(len, shares))) for share in shares if i < len(share)]
+        )
 
     def _write(self, trainer: FederatedTrainer) -> None:
         """Write the rows of all rounds, those before a resumed checkpoint too."""
@@ -131,16 +160,20 @@ class ClientEvaluation(FederatedCallback):
                 writer.writerow(["round", "client", "accuracy"])
                 for number, accuracies in self.history.items():
                     for client, accuracy in zip(names, accuracies.tolist(), strict=True):
-                        writer.writerow([number, client, "" if math.isnan(accuracy) else f"{accuracy:.6g}"])
+                        writer.writerow(
+                            [number, client, "" if math.isnan(accuracy) else f"{accuracy:.6g}"]
+                        )
 
         replace_file(Path(trainer.log_dir) / "client_evaluation.csv", write)
 
 
 def draw_like(class_counts: Tensor, labels: Tensor, count: int, seed: int, client: int) -> Tensor:
-    """Indices of ``count`` images with a client's class distribution; none for a client without images.
+    """Indices of ``count`` images with a client's class distribution.
 
-    The numbers per class are rounded by the largest remainders. A class without enough images is drawn with
-    replacement.
+    None for a client without images.
+
+    The numbers per class are rounded by the largest remainders. A class without enough images is
+    drawn with replacement.
 
     Args:
         class_counts: The client's number of images of each class, ``(classes,)``.
@@ -160,12 +193,20 @@ def draw_like(class_counts: Tensor, labels: Tensor, count: int, seed: int, clien
     drawn = []
     for k in wanted.nonzero().flatten().tolist():
         images, number = (labels == k).nonzero().flatten(), int(wanted[k])
-        drawn.append(images[torch.from_numpy(generator.choice(len(images), number, replace=number > len(images)))])
+        drawn.append(
+            images[
+                torch.from_numpy(
+                    generator.choice(len(images), number, replace=number > len(images))
+                )
+            ]
+        )
     return torch.cat(drawn)
 
 
 def summarize(accuracies: Tensor) -> dict[str, float]:
-    """Mean, standard deviation over the clients and mean of the worst tenth; empty without any accuracy.
+    """Mean, standard deviation over the clients and mean of the worst tenth.
+
+    Empty without any accuracy.
 
     Args:
         accuracies: One per client, ``(clients,)``; NaN for a client without images.

@@ -1,4 +1,6 @@
-"""Pictures for the logger: heat maps of the clients, and the pseudo-labels that are wrong and confident."""
+"""Pictures for the logger: heat maps of the clients, and the pseudo-labels that are wrong and
+confident.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,12 @@ if TYPE_CHECKING:
     from lightning_fedssl.trainer import FederatedTrainer
 
 _Label = tuple[float, int, int, int, bool]
-"""A pseudo-label: its confidence, the number of its image, its class, the true class, and whether it is trained on."""
+"""A pseudo-label: its confidence, the number of its image, its class, the true class, and whether
+it is trained on."""
 
 _Labels = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Pseudo-labels of a step: the numbers of their images, their classes, their confidences and their mask."""
+"""Pseudo-labels of a step: the numbers of their images, their classes, their confidences and their
+mask."""
 
 TITLES = {
     "mask_rate": "share of confident pseudo-labels",
@@ -35,15 +39,17 @@ TITLES = {
 
 
 class ClientHeatMaps(FederatedCallback):
-    """Draws heat maps client x round for the logger: ``clients/mask_rate`` and ``clients/update_norm``.
+    """Draws heat maps client x round for the logger: ``clients/mask_rate`` and
+    ``clients/update_norm``.
 
-    The mask rate needs a method that labels before the client's first step (SemiFL). It is 0 for a client that was
-    drawn and has no confident image; such a client does not train and has no update. The update is the client's weights
-    minus those that it received: the global ones, or those of its group or slot (FedRGD, EASGD, Overlap
-    Local-SGD).
+    The mask rate needs a method that labels before the client's first step (SemiFL). It is 0 for a
+    client that was drawn and has no confident image; such a client does not train and has no
+    update. The update is the client's weights minus those that it received: the global ones, or
+    those of its group or slot (FedRGD, EASGD, Overlap Local-SGD).
 
     Args:
-        every_n_rounds: Draw after every n-th round, and after the last one. Every round is recorded.
+        every_n_rounds: Draw after every n-th round, and after the last one. Every round is
+            recorded.
     """
 
     def __init__(self, every_n_rounds: int = 50) -> None:
@@ -57,16 +63,26 @@ class ClientHeatMaps(FederatedCallback):
         self._found: dict[str, dict[int, Tensor]] = {name: {} for name in TITLES}
 
     def on_client_start(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
+        self,
+        trainer: FederatedTrainer,
+        algorithm: FederatedAlgorithm,
+        data: LocalData,
+        work: LocalWork,
     ) -> None:
         """Record the mask rate of a client that computed pseudo-labels for the round."""
         if work.pseudo_labels is not None and len(work.pseudo_labels.mask):
             self._found["mask_rate"][data.party] = work.pseudo_labels.mask.double().mean()
 
-    def on_client_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
+    def on_client_end(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate
+    ) -> None:
         """Record the length of a client's update."""
         received = algorithm.broadcast(update.client)
-        pairs = [(t, received[name].to(t.device)) for name, t in update.parameters.items() if name in received]
+        pairs = [
+            (t, received[name].to(t.device))
+            for name, t in update.parameters.items()
+            if name in received
+        ]
         moved = torch.stack([(after - before).norm() for after, before in pairs])
         self._found["update_norm"][update.client] = moved.double().norm()
 
@@ -78,7 +94,9 @@ class ClientHeatMaps(FederatedCallback):
                 self.history[name][trainer.round_index] = values
             found.clear()
 
-    def on_pictures(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, is_last: bool) -> None:
+    def on_pictures(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, is_last: bool
+    ) -> None:
         """Draw at the interval."""
         if (is_last or trainer.round_index % self.every_n_rounds == 0) and has_pictures(trainer):
             for name, rounds in self.history.items():
@@ -96,13 +114,15 @@ class ClientHeatMaps(FederatedCallback):
 
 
 class PseudoLabelGallery(FederatedCallback):
-    """Shows wrong pseudo-labels in the logger: images, their weak and strong views, and the confidences of all labels.
+    """Shows wrong pseudo-labels in the logger: images, their weak and strong views, and the
+    confidences of all labels.
 
-    ``pseudo_label/most_confident_wrong`` has a column for each image of the most confident wrong pseudo-labels of the
-    round, and ``pseudo_label/confidence`` is a histogram. A label below the threshold, which is not trained on, is
-    marked "not used". For methods whose pseudo-labels callbacks can see, such as SemiFL, and for images; the histogram
-    is for all data. The labels of a client whose update was rejected or late do not count. True labels are used for
-    these pictures only: no weight depends on them.
+    ``pseudo_label/most_confident_wrong`` has a column for each image of the most confident wrong
+    pseudo-labels of the round, and ``pseudo_label/confidence`` is a histogram. A label below the
+    threshold, which is not trained on, is marked "not used". For methods whose pseudo-labels
+    callbacks can see, such as SemiFL, and for images; the histogram is for all data. The labels of
+    a client whose update was rejected or late do not count. True labels are used for these pictures
+    only: no weight depends on them.
 
     Args:
         every_n_rounds: Show every n-th round, and the last one.
@@ -124,35 +144,61 @@ class PseudoLabelGallery(FederatedCallback):
         self._labels.clear()
 
     def on_client_start(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
+        self,
+        trainer: FederatedTrainer,
+        algorithm: FederatedAlgorithm,
+        data: LocalData,
+        work: LocalWork,
     ) -> None:
         """Collect the pseudo-labels that a client computed for the round."""
         if work.pseudo_labels is not None and len(work.pseudo_labels.mask):
             self.on_pseudo_labels(trainer, algorithm, data.unlabeled, work.pseudo_labels)
 
     def on_pseudo_labels(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, indices: Tensor, pseudo: PseudoLabels
+        self,
+        trainer: FederatedTrainer,
+        algorithm: FederatedAlgorithm,
+        indices: Tensor,
+        pseudo: PseudoLabels,
     ) -> None:
-        """Collect pseudo-labels of a step, as copies on the device: whether they are shown is not known yet."""
+        """Collect pseudo-labels of a step, as copies on the device: whether they are shown is not
+        known yet.
+        """
         client = algorithm.clients.staging
         assert client is not None, "pseudo-labels are reported while their client trains"
         labels = pseudo.labels if pseudo.labels.dim() == 1 else pseudo.labels.argmax(dim=1)
         confidence = pseudo.confidence.detach().clone()
-        self._labels[client].append((indices.clone(), labels.clone(), confidence, pseudo.mask.bool()))
+        self._labels[client].append(
+            (indices.clone(), labels.clone(), confidence, pseudo.mask.bool())
+        )
 
-    def on_pictures(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, is_last: bool) -> None:
+    def on_pictures(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, is_last: bool
+    ) -> None:
         """Combine the pseudo-labels of the accepted clients of all ranks, and show them."""
         if not is_last and trainer.round_index % self.every_n_rounds:
             return
         unused = clients_left_out(trainer)
-        used = [labels for client, steps in self._labels.items() if client not in unused for labels in steps]
-        own = [(self._most_confident_wrong(trainer, labels), labels[2].float().cpu()) for labels in used]
+        used = [
+            labels
+            for client, steps in self._labels.items()
+            if client not in unused
+            for labels in steps
+        ]
+        own = [
+            (self._most_confident_wrong(trainer, labels), labels[2].float().cpu())
+            for labels in used
+        ]
         everyone = [found for part in trainer.gather(own) for found in part]
-        wrong = _most_confident([entry for entries, _ in everyone for entry in entries], self.images)
+        wrong = _most_confident(
+            [entry for entries, _ in everyone for entry in entries], self.images
+        )
         confidences = [t for _, t in everyone]
         if confidences:
             show_histogram(trainer, "pseudo_label/confidence", torch.cat(confidences))
-        is_image = trainer.datamodule.in_shape[0] in (1, 3) and len(trainer.datamodule.in_shape) == 3
+        is_image = (
+            trainer.datamodule.in_shape[0] in (1, 3) and len(trainer.datamodule.in_shape) == 3
+        )
         if wrong and is_image and has_pictures(trainer):
             show_figure(trainer, "pseudo_label/most_confident_wrong", self._draw(trainer, wrong))
 
@@ -181,19 +227,25 @@ class PseudoLabelGallery(FederatedCallback):
         figure = Figure(figsize=(1.3 * len(wrong) + 0.6, 4.6), layout="constrained")
         grid = figure.subplots(3, len(wrong), squeeze=False)
         for line, (title, views) in zip(grid, rows.items(), strict=True):
-            for axes, x, (confidence, _, label, truth, used) in zip(line, views.float().cpu(), wrong, strict=True):
+            for axes, x, (confidence, _, label, truth, used) in zip(
+                line, views.float().cpu(), wrong, strict=True
+            ):
                 scaled = (x - x.min()) / (x.max() - x.min()).clamp(min=1e-6)
                 axes.imshow(scaled.permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray")
                 axes.set(xticks=[], yticks=[])
                 if title == "image":
                     unused = "" if used else ", not used"
-                    axes.set_title(f"{names[label]}\nis {names[truth]}\n{confidence:.0%}{unused}", fontsize=8)
+                    axes.set_title(
+                        f"{names[label]}\nis {names[truth]}\n{confidence:.0%}{unused}", fontsize=8
+                    )
             line[0].set_ylabel(title)
         return figure
 
 
 def draw_clients(rounds: dict[int, dict[int, float]], num_clients: int, title: str) -> Figure:
-    """A heat map of a value over clients (rows) and rounds (columns); white where a client has no value.
+    """A heat map of a value over clients (rows) and rounds (columns).
+
+    White where a client has no value.
 
     Args:
         rounds: The clients' values by round.
@@ -219,6 +271,9 @@ def draw_clients(rounds: dict[int, dict[int, float]], num_clients: int, title: s
 
 
 def _most_confident(entries: list[_Label], count: int) -> list[_Label]:
-    """The most confident label of each image, for at most ``count`` images; several steps may label an image."""
+    """The most confident label of each image, for at most ``count`` images.
+
+    Several steps may label an image.
+    """
     of_images = {entry[1]: entry for entry in sorted(entries)}
     return sorted(of_images.values(), reverse=True)[:count]

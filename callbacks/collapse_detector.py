@@ -1,4 +1,6 @@
-"""Warns when self-training has collapsed: a model predicts one class for nearly every image, or for more and more."""
+"""Warns when self-training has collapsed: a model predicts one class for nearly every image, or for
+more and more.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,15 @@ _log = logging.getLogger(__name__)
 FEWEST_LABELS = 20
 """The smallest number of confident pseudo-labels in which a collapse can be seen.
 
-A model that labels two classes equally often, the fewest that it can, gives at least 19 of 20 labels to one of them
-with a probability of 4e-5. With a single label the share is always 1.
+A model that labels two classes equally often, the fewest that it can, gives at least 19 of 20
+labels to one of them with a probability of 4e-5. With a single label the share is always 1.
 """
 
 
 class _Symptom(NamedTuple):
-    """Two scalars that show a collapse together, a description of their labels, and the scalar that counts these."""
+    """Two scalars that show a collapse together, a description of their labels, and the scalar that
+    counts these.
+    """
 
     share: str
     accuracy: str
@@ -41,50 +45,75 @@ SYMPTOMS = (
         "of the confident pseudo-labels",
         "pseudo_label/confident_count",
     ),
-    _Symptom("group/largest_class_share", "group/accuracy_min", "of one group's predictions on the validation data"),
-    _Symptom("val/largest_class_share", "val/accuracy", "of the global model's predictions on the validation data"),
+    _Symptom(
+        "group/largest_class_share",
+        "group/accuracy_min",
+        "of one group's predictions on the validation data",
+    ),
+    _Symptom(
+        "val/largest_class_share",
+        "val/accuracy",
+        "of the global model's predictions on the validation data",
+    ),
 )
 
 
 CONCENTRATION = 2.0
-"""The growth of the largest class's share since the best round from which a decline counts as a partial collapse."""
+"""The growth of the largest class's share since the best round from which a decline counts as a
+partial collapse."""
 
 
 _OF_DECLINE = {"val/accuracy", "val/largest_class_share", "pseudo_label/largest_class_share"}
-"""The scalars of a round in which a partial collapse can be seen; without pseudo-labels there is no self-training."""
+"""The scalars of a round in which a partial collapse can be seen; without pseudo-labels there is no
+self-training."""
 
 
 class _Course(NamedTuple):
-    """A scalar that gets worse where clients learn wrong labels, when it counts as worse, and what to change."""
+    """A scalar that gets worse where clients learn wrong labels, when it counts as worse, and what
+    to change.
+    """
 
     scalar: str
     sign: int  # 1 if larger is better, else -1
-    is_worse: Callable[[float, float, int], bool]  # of the present value, the best one, and the validation images
+    is_worse: Callable[
+        [float, float, int], bool
+    ]  # of the present value, the best one, and the validation images
     remedy: str
 
 
 COURSES = (
     _Course(
-        "server/loss", -1, lambda now, best, _: now > 1.25 * best + 0.1,
-        "the clients pull the model away from the labels: fewer local steps (model.client_epochs 1, or fewer "
+        "server/loss",
+        -1,
+        lambda now, best, _: now > 1.25 * best + 0.1,
+        "the clients pull the model away from the labels: fewer local steps (model.client_epochs "
+        "1, or fewer "
         "model.client_steps), or more of the server's (model.server_steps or model.server_epochs)",
     ),
     _Course(
-        "client/mask_rate", 1, lambda now, best, _: best >= 0.2 and now < best / 2,
-        "the model becomes less sure of its labels: fewer local steps (model.client_epochs 1, or fewer "
+        "client/mask_rate",
+        1,
+        lambda now, best, _: best >= 0.2 and now < best / 2,
+        "the model becomes less sure of its labels: fewer local steps (model.client_epochs 1, or "
+        "fewer "
         "model.client_steps), or a lower model.optimizer.init_args.lr",
     ),
     _Course(
-        "val/accuracy", 1,
-        lambda now, best, images: best - now >= max(2 * DECLINE, 2 * math.sqrt(best * (1 - best) / max(images, 1))),
-        "the clients learn their own errors: fewer local steps (model.client_epochs 1, or fewer model.client_steps), "
+        "val/accuracy",
+        1,
+        lambda now, best, images: (
+            best - now >= max(2 * DECLINE, 2 * math.sqrt(best * (1 - best) / max(images, 1)))
+        ),
+        "the clients learn their own errors: fewer local steps (model.client_epochs 1, or fewer "
+        "model.client_steps), "
         "or a higher model.threshold",
     ),
-)  # fmt: skip
+)
 """Courses of a run that need no true label of a client."""
 
 EARLY = 3
-"""The number of consecutive rounds from which a course counts, and the rounds in which a model counts as untrained."""
+"""The number of consecutive rounds from which a course counts, and the rounds in which a model
+counts as untrained."""
 
 
 class _Best(NamedTuple):
@@ -96,27 +125,29 @@ class _Best(NamedTuple):
 
 
 class CollapseDetector(FederatedCallback):
-    """Warns when nearly all labels are of one class and most of them are wrong: self-training has collapsed.
+    """Warns when nearly all labels are of one class and most of them are wrong: self-training has
+    collapsed.
 
-    It checks the clients' confident pseudo-labels, the predictions of the global model and, for a method with groups,
-    the predictions of the group means. It warns when, at ``patience`` consecutive measurements, one class has at least
-    ``share`` of the labels and fewer than half of the labels are right, or nobody knows how many are. It warns again
-    only after a recovery. An untrained model often predicts one class, too; ``patience`` avoids a warning about it. A
-    round with fewer than 20 confident pseudo-labels is no measurement of them, because so few labels may be of one
-    class by chance.
+    It checks the clients' confident pseudo-labels, the predictions of the global model and, for a
+    method with groups, the predictions of the group means. It warns when, at ``patience``
+    consecutive measurements, one class has at least ``share`` of the labels and fewer than half of
+    the labels are right, or nobody knows how many are. It warns again only after a recovery. An
+    untrained model often predicts one class, too; ``patience`` avoids a warning about it. A round
+    with fewer than 20 confident pseudo-labels is no measurement of them, because so few labels may
+    be of one class by chance.
 
-    In a partial collapse the model predicts one class instead of some others. The callback warns of it in a run with
-    pseudo-labels whose best validation accuracy is at least 50 %. The accuracy must be at least 5 points below the best
-    one at ``patience`` consecutive validations, and the largest class must have at least twice the share of the
-    predictions that it had then. Below 50 % it is silent: such changes are usual in early rounds and with clients of
-    few classes.
+    In a partial collapse the model predicts one class instead of some others. The callback warns of
+    it in a run with pseudo-labels whose best validation accuracy is at least 50 %. The accuracy
+    must be at least 5 points below the best one at ``patience`` consecutive validations, and the
+    largest class must have at least twice the share of the predictions that it had then. Below 50 %
+    it is silent: such changes are usual in early rounds and with clients of few classes.
 
-    It warns early of a run that goes wrong, with the key to change, from scalars that need no true label of a client:
-    at three consecutive rounds ``server/loss`` is a quarter above its smallest value, ``client/mask_rate`` is below
-    half of its largest, or ``val/accuracy`` 10 points, and two standard errors, below its best; or in the first three
-    rounds most labels are confident although fewer than 60 % of the validation data are right (without validation:
-    although ``server/loss`` is above 0.7), unless the threshold adapts to each client. Each of these is named once in a
-    run.
+    It warns early of a run that goes wrong, with the key to change, from scalars that need no true
+    label of a client: at three consecutive rounds ``server/loss`` is a quarter above its smallest
+    value, ``client/mask_rate`` is below half of its largest, or ``val/accuracy`` 10 points, and two
+    standard errors, below its best; or in the first three rounds most labels are confident although
+    fewer than 60 % of the validation data are right (without validation: although ``server/loss``
+    is above 0.7), unless the threshold adapts to each client. Each of these is named once in a run.
 
     The callback does not affect training. Part of every run.
 
@@ -128,7 +159,8 @@ class CollapseDetector(FederatedCallback):
     def __init__(self, share: float = 0.95, patience: int = 5) -> None:
         if not 0 < share <= 1 or patience < 1:
             raise ValueError(
-                f"CollapseDetector: share is {share} and patience {patience}: give a share above 0 and up to 1, and a "
+                f"CollapseDetector: share is {share} and patience {patience}: give a share above "
+                "0 and up to 1, and a "
                 "patience of 1 or more"
             )
         self.share = share
@@ -141,18 +173,27 @@ class CollapseDetector(FederatedCallback):
         self._best = _Best()
         self._peaks: dict[str, tuple[float, int]] = {}
 
-    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_round_end(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+    ) -> None:
         """Warn if the scalars of the round show a collapse."""
         for symptom in SYMPTOMS:
-            if symptom.share in metrics and metrics.get(symptom.number, FEWEST_LABELS) >= FEWEST_LABELS:
+            if (
+                symptom.share in metrics
+                and metrics.get(symptom.number, FEWEST_LABELS) >= FEWEST_LABELS
+            ):
                 self._judge(trainer, symptom, metrics)
         if metrics.keys() >= _OF_DECLINE:
-            self._judge_decline(trainer, metrics["val/accuracy"], metrics["val/largest_class_share"])
+            self._judge_decline(
+                trainer, metrics["val/accuracy"], metrics["val/largest_class_share"]
+            )
         if "client/mask_rate" in metrics:
             self._judge_early(trainer, algorithm, metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of consecutive measurements in which each symptom was seen, and the best validation."""
+        """The number of consecutive measurements in which each symptom was seen, and the best
+        validation.
+        """
         return {"seen": dict(self._seen), "best": list(self._best), "peaks": dict(self._peaks)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -161,7 +202,9 @@ class CollapseDetector(FederatedCallback):
         self._best = _Best(*state_dict.get("best", ()))  # early checkpoints have none
         self._peaks = dict(state_dict.get("peaks", {}))
 
-    def _judge(self, trainer: FederatedTrainer, symptom: _Symptom, metrics: dict[str, float]) -> None:
+    def _judge(
+        self, trainer: FederatedTrainer, symptom: _Symptom, metrics: dict[str, float]
+    ) -> None:
         share, accuracy = metrics[symptom.share], metrics.get(symptom.accuracy)
         collapsed = share >= self.share and (accuracy is None or accuracy < 0.5)
         self._seen[symptom.share] = self._seen.get(symptom.share, 0) + 1 if collapsed else 0
@@ -170,12 +213,19 @@ class CollapseDetector(FederatedCallback):
             if accuracy is not None:
                 right = f"of which {100 * accuracy:.0f} % are right"
             _log.warning(
-                "round %d: one class has %.0f %% %s, %s: self-training has %scollapsed, or training has not begun. "
-                "Raise model.threshold, lower the learning rate, or give the labelled data more weight; the scalars "
+                "round %d: one class has %.0f %% %s, %s: self-training has %scollapsed, or "
+                "training has not begun. "
+                "Raise model.threshold, lower the learning rate, or give the labelled data more "
+                "weight; the scalars "
                 "are %s and %s",
-                trainer.round_index, 100 * share, symptom.subject, right, "probably " if accuracy is None else "",
-                symptom.share, symptom.accuracy,
-            )  # fmt: skip
+                trainer.round_index,
+                100 * share,
+                symptom.subject,
+                right,
+                "probably " if accuracy is None else "",
+                symptom.share,
+                symptom.accuracy,
+            )
 
     def _judge_decline(self, trainer: FederatedTrainer, accuracy: float, share: float) -> None:
         if accuracy >= self._best.accuracy:
@@ -186,14 +236,24 @@ class CollapseDetector(FederatedCallback):
         self._seen["decline"] = self._seen.get("decline", 0) + 1 if declines else 0
         if self._seen["decline"] == self.patience and trainer.is_global_zero:
             _log.warning(
-                "round %d: the model predicts one class for %.0f %% of the validation data, and for %.0f %% in round "
-                "%d, and val/accuracy has fallen from %.1f to %.1f %%: one class replaces others, which is a partial "
-                "collapse. Raise model.threshold, lower the learning rate, or give the labelled data more weight; "
+                "round %d: the model predicts one class for %.0f %% of the validation data, and "
+                "for %.0f %% in round "
+                "%d, and val/accuracy has fallen from %.1f to %.1f %%: one class replaces others, "
+                "which is a partial "
+                "collapse. Raise model.threshold, lower the learning rate, or give the labelled "
+                "data more weight; "
                 "trainer.metrics: [recall] names the classes",
-                trainer.round_index, 100 * share, 100 * best.share, best.round, 100 * best.accuracy, 100 * accuracy,
-            )  # fmt: skip
+                trainer.round_index,
+                100 * share,
+                100 * best.share,
+                best.round,
+                100 * best.accuracy,
+                100 * accuracy,
+            )
 
-    def _judge_early(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def _judge_early(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+    ) -> None:
         images = len(trainer.datamodule.validation_labels)
         for course in COURSES:
             if course.scalar not in metrics:
@@ -206,16 +266,26 @@ class CollapseDetector(FederatedCallback):
                 trainer, course.scalar, course.is_worse(now, best, images), EARLY,
                 f"{course.scalar} was {best:.2f} in round {when} and is {now:.2f}: {course.remedy}",
             )  # fmt: skip
-        untrained = metrics["val/accuracy"] < 0.6 if "val/accuracy" in metrics else metrics.get("server/loss", 0) > 0.7
-        adapts = getattr(algorithm, "adaptive_threshold", False)  # then half of the labels pass in every round
+        untrained = (
+            metrics["val/accuracy"] < 0.6
+            if "val/accuracy" in metrics
+            else metrics.get("server/loss", 0) > 0.7
+        )
+        adapts = getattr(
+            algorithm, "adaptive_threshold", False
+        )  # then half of the labels pass in every round
         many = metrics["client/mask_rate"] >= 0.5 and not adapts
         self._count(
             trainer, "early", trainer.round_index <= EARLY and many and untrained, 1,
-            f"{100 * metrics['client/mask_rate']:.0f} % of the pseudo-labels are confident, but the model has learned "
-            "little: a higher model.threshold, a lower model.optimizer.init_args.lr, or more labels",
+            f"{100 * metrics['client/mask_rate']:.0f} % of the pseudo-labels are confident, but "
+            "the model has learned "
+            "little: a higher model.threshold, a lower model.optimizer.init_args.lr, or more "
+            "labels",
         )  # fmt: skip
 
-    def _count(self, trainer: FederatedTrainer, name: str, holds: bool, needed: int, message: str) -> None:
+    def _count(
+        self, trainer: FederatedTrainer, name: str, holds: bool, needed: int, message: str
+    ) -> None:
         """Count the consecutive rounds in which a sign holds; warn of it once in a run."""
         if self._seen.get(name, 0) >= needed:
             return

@@ -21,9 +21,12 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _TITLES: dict[Direction, str] = {"up": "Upload of the clients", "down": "Download of the clients"}
 _COLUMNS = ("kind", "tensors", "per client and round", "total", "unused", "transfers", "rounds")
 _NOTE = (
-    "Bytes of the tensors, without the overhead of a protocol. Means are over the pairs of a client and a round in "
-    "which a tensor of that kind was sent. A transfer is one tensor in the row of a kind, and one message, which has "
-    "several tensors, in the row *everything*. Unused bytes are those of clients that dropped out, were late or were "
+    "Bytes of the tensors, without the overhead of a protocol. Means are over the pairs of a "
+    "client and a round in "
+    "which a tensor of that kind was sent. A transfer is one tensor in the row of a kind, and one "
+    "message, which has "
+    "several tensors, in the row *everything*. Unused bytes are those of clients that dropped "
+    "out, were late or were "
     "rejected in that round."
 )
 
@@ -40,7 +43,8 @@ class Entry:
         first: The first round with a transfer.
         last: The last round with a transfer.
         total: Bytes of all transfers.
-        unused: Those of clients whose update the server did not use: they dropped out, were late, or were rejected.
+        unused: Those of clients whose update the server did not use: they dropped out, were late,
+            or were rejected.
     """
 
     largest: int = 0
@@ -53,7 +57,10 @@ class Entry:
     unused: int = 0
 
     def add(self, other: Entry, same_clients: bool = False) -> None:
-        """Add the transfers of another round; or of another name, in the same rounds to the same clients."""
+        """Add the transfers of another round.
+
+        Or of another name, in the same rounds to the same clients.
+        """
         self.largest = max(self.largest, other.largest)
         self.times += other.times
         self.total += other.total
@@ -73,12 +80,14 @@ Key = tuple["Direction", str]
 
 
 class CommunicationLedger(FederatedCallback):
-    """Writes a ledger of all tensors that clients and server exchange into the run folder, when the run ends.
+    """Writes a ledger of all tensors that clients and server exchange into the run folder, when the
+    run ends.
 
-    ``ledger.csv`` has a line for every tensor name and direction: the size of one tensor, the number of transfers, of
-    pairs of a client and a round, and of rounds with a transfer, the first and last of these rounds, the total bytes,
-    and how many of them are of clients whose update was not used in that round. ``ledger.md`` has the same numbers by
-    kind of tensor: weights, batch-norm statistics, features and so on. A resumed run continues the ledger.
+    ``ledger.csv`` has a line for every tensor name and direction: the size of one tensor, the
+    number of transfers, of pairs of a client and a round, and of rounds with a transfer, the first
+    and last of these rounds, the total bytes, and how many of them are of clients whose update was
+    not used in that round. ``ledger.md`` has the same numbers by kind of tensor: weights,
+    batch-norm statistics, features and so on. A resumed run continues the ledger.
 
     Only part of a run that lists it.
     """
@@ -108,12 +117,22 @@ class CommunicationLedger(FederatedCallback):
             largest, times, total = of_name.get(client, (0, 0, 0))
             of_name[client] = (max(largest, size), times + 1, total + size)
 
-    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
-        """Add the round's transfers of all ranks; at the end of a round, all callbacks have sent their tensors."""
+    def on_round_end(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+    ) -> None:
+        """Add the round's transfers of all ranks.
+
+        At the end of a round, all callbacks have sent their tensors.
+        """
         self._add_round(trainer)
 
-    def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Write the files and print the summary line; what was sent for the test belongs to the last round."""
+    def on_train_end(  # type: ignore[override]
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+    ) -> None:
+        """Write the files and print the summary line.
+
+        What was sent for the test belongs to the last round.
+        """
         self._add_round(trainer)
         self._write(trainer, algorithm)
 
@@ -132,14 +151,26 @@ class CommunicationLedger(FederatedCallback):
     def _begin(self, round_index: int) -> None:
         """Close the round before, if this is a new one."""
         if round_index != self._round_index:
-            self._before, self._round, self._round_index = self.entries, defaultdict(dict), round_index
+            self._before, self._round, self._round_index = (
+                self.entries,
+                defaultdict(dict),
+                round_index,
+            )
 
     def _add_round(self, trainer: FederatedTrainer) -> None:
-        """Set the entries to those before the round and those of its transfers so far, over all ranks."""
+        """Set the entries to those before the round and those of its transfers so far, over all
+        ranks.
+        """
         self._begin(trainer.round_index)
-        unused = {k for k, outcome in trainer.participation.items() if outcome in ("dropped", "late", "rejected")}
+        unused = {
+            k
+            for k, outcome in trainer.participation.items()
+            if outcome in ("dropped", "late", "rejected")
+        }
         self.entries = {key: replace(entry) for key, entry in self._before.items()}
-        for key, entry in entries_of_round(trainer.gather(self._round), trainer.round_index, unused).items():
+        for key, entry in entries_of_round(
+            trainer.gather(self._round), trainer.round_index, unused
+        ).items():
             self.entries.setdefault(key, Entry()).add(entry)
 
     def state_dict(self) -> dict[str, Any]:
@@ -152,7 +183,11 @@ class CommunicationLedger(FederatedCallback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state from :meth:`state_dict`."""
         directions: tuple[Direction, ...] = ("up", "down")
-        self.entries = {(way, name): Entry(*values) for way in directions for name, values in state_dict[way].items()}
+        self.entries = {
+            (way, name): Entry(*values)
+            for way in directions
+            for name, values in state_dict[way].items()
+        }
 
     def _write_csv(self, path: Path, model: set[str]) -> None:
         with path.open("w", newline="") as file:
@@ -160,17 +195,21 @@ class CommunicationLedger(FederatedCallback):
             writer.writerow(["direction", "name", "kind", *(field.name for field in fields(Entry))])
             for (direction, name), entry in self.entries.items():
                 if name:
-                    writer.writerow([direction, name, kind_of(name, model), *asdict(entry).values()])
+                    writer.writerow(
+                        [direction, name, kind_of(name, model), *asdict(entry).values()]
+                    )
 
 
 def entries_of_round(
-    parts: Iterable[Mapping[Key, Mapping[int, tuple[int, int, int]]]], round_index: int, unused: Collection[int] = ()
+    parts: Iterable[Mapping[Key, Mapping[int, tuple[int, int, int]]]],
+    round_index: int,
+    unused: Collection[int] = (),
 ) -> dict[Key, Entry]:
     """The ledger entries of one round.
 
     Args:
-        parts: From every rank, by direction and name and then by client: the size of the largest tensor in bytes, the
-            number of transfers, and the total bytes.
+        parts: From every rank, by direction and name and then by client: the size of the largest
+            tensor in bytes, the number of transfers, and the total bytes.
         round_index: The round.
         unused: The clients whose update the server did not use.
     """
@@ -179,21 +218,29 @@ def entries_of_round(
         for key, of_rank in part.items():
             for client, (largest, times, total) in of_rank.items():
                 before = clients[key].get(client, (0, 0, 0))
-                clients[key][client] = (max(before[0], largest), before[1] + times, before[2] + total)
+                clients[key][client] = (
+                    max(before[0], largest),
+                    before[1] + times,
+                    before[2] + total,
+                )
     entries = {}
     for key in sorted(clients):
         sizes, counts, totals = zip(*clients[key].values(), strict=True)
         lost = sum(total for client, (_, _, total) in clients[key].items() if client in unused)
-        entries[key] = Entry(max(sizes), sum(counts), len(counts), 1, round_index, round_index, sum(totals), lost)
+        entries[key] = Entry(
+            max(sizes), sum(counts), len(counts), 1, round_index, round_index, sum(totals), lost
+        )
     return entries
 
 
 def kind_of(name: str, model: set[str]) -> str:
-    """The kind of a tensor, such as ``weights`` or ``optimizer state``, for readers who do not know the network.
+    """The kind of a tensor, such as ``weights`` or ``optimizer state``, for readers who do not know
+    the network.
 
     Args:
-        name: The name of the transferred tensor, such as ``network.conv.weight``, ``last_round.network.conv.weight``,
-            or ``network.conv.weight.positions`` for the positions of a sparse tensor's entries.
+        name: The name of the transferred tensor, such as ``network.conv.weight``,
+            ``last_round.network.conv.weight``, or ``network.conv.weight.positions`` for the
+            positions of a sparse tensor's entries.
         model: Names of the global model's weights and buffers.
     """
     tensor = name.removesuffix(".positions")
@@ -226,8 +273,12 @@ def by_kind(entries: Mapping[Key, Entry], model: set[str]) -> dict[Key, tuple[in
     return dict(sorted(kinds.items(), key=lambda item: -item[1][1].total))
 
 
-def without(kinds: Mapping[Key, tuple[int, Entry]], direction: Direction, apart: Collection[str]) -> list[str]:
-    """The traffic of a direction without the kinds that the paper's clients do not exchange; empty if there are none.
+def without(
+    kinds: Mapping[Key, tuple[int, Entry]], direction: Direction, apart: Collection[str]
+) -> list[str]:
+    """The traffic of a direction without the kinds that the paper's clients do not exchange.
+
+    Empty if there are none.
 
     Args:
         kinds: From :func:`by_kind`.
@@ -239,7 +290,10 @@ def without(kinds: Mapping[Key, tuple[int, Entry]], direction: Direction, apart:
         return []
     everything = kinds[direction, ""][1]
     rest = everything.total - sum(kinds[direction, kind][1].total for kind in found)
-    return [f"{readable(rest / everything.client_rounds)} without {' and '.join(found)}, which the paper does not send"]
+    return [
+        f"{readable(rest / everything.client_rounds)} without {' and '.join(found)}, which the "
+        "paper does not send"
+    ]
 
 
 def report(method: str, kinds: Mapping[Key, tuple[int, Entry]], apart: Collection[str] = ()) -> str:
@@ -260,8 +314,12 @@ def report(method: str, kinds: Mapping[Key, tuple[int, Entry]], apart: Collectio
             "| kind | tensors | per client and round | total | unused | transfers | rounds |",
         ]
         lines += ["|---|---|---|---|---|---|---|"]
-        lines += [_row(kind or "everything", names - (not kind), entry) for kind, names, entry in rows]
-        lines += [f"\nPer client and round: {sentence}." for sentence in without(kinds, direction, apart)]
+        lines += [
+            _row(kind or "everything", names - (not kind), entry) for kind, names, entry in rows
+        ]
+        lines += [
+            f"\nPer client and round: {sentence}." for sentence in without(kinds, direction, apart)
+        ]
     return "\n".join([*lines, "", "`ledger.csv` lists every tensor by its name.", ""])
 
 

@@ -1,4 +1,6 @@
-"""The TensorBoard dashboard: related charts in groups, the run as text, and a row in the table of runs."""
+"""The TensorBoard dashboard: related charts in groups, the run as text, and a row in the table of
+runs.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,30 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
     "Overview": {
         "accuracy": ["Multiline", ["^val/accuracy$", "^test/accuracy$"]],
         "loss": ["Multiline", ["^server/loss$", "^client/loss$", "^val/loss$"]],
-        "pseudo-labels": ["Multiline", ["^client/mask_rate$", "^pseudo_label/(confident_)?accuracy$"]],
-        "share of the largest class": ["Multiline", [r"^(pseudo_label|group|val|test)/largest_class_share$"]],
+        "pseudo-labels": [
+            "Multiline",
+            ["^client/mask_rate$", "^pseudo_label/(confident_)?accuracy$"],
+        ],
+        "share of the largest class": [
+            "Multiline",
+            [r"^(pseudo_label|group|val|test)/largest_class_share$"],
+        ],
         "bytes": ["Multiline", ["^communication/(up|down)load_bytes$"]],
     },
     "Classes": {
         "recall": ["Multiline", [r"^(val|test)/recall.*"]],
         "mask rate": ["Multiline", [r"^client/mask_rate/class_\d+$"]],
         "pseudo-label accuracy": ["Multiline", [r"^pseudo_label/accuracy/class_\d+$"]],
-        "accuracy of confident pseudo-labels": ["Multiline", [r"^pseudo_label/confident_accuracy/class_\d+$"]],
+        "accuracy of confident pseudo-labels": [
+            "Multiline",
+            [r"^pseudo_label/confident_accuracy/class_\d+$"],
+        ],
     },
     "Clients": {
-        "clients that took part": ["Multiline", ["^client/(selected|trained|finished|late|dropped|refused)$"]],
+        "clients that took part": [
+            "Multiline",
+            ["^client/(selected|trained|finished|late|dropped|refused)$"],
+        ],
         "accuracy over the clients": ["Multiline", [r"^client_(val|test|accuracy).*"]],
         "local steps": ["Multiline", [r"^client/steps.*"]],
     },
@@ -43,13 +57,16 @@ A run has the charts of which it has logged a scalar.
 
 
 class Dashboard(FederatedCallback):
-    """Writes the layout, texts and hyper-parameters of a run for TensorBoard; it does not affect training.
+    """Writes the layout, texts and hyper-parameters of a run for TensorBoard.
 
-    The tab *Custom scalars* gets the charts of :data:`LAYOUT` that have a scalar, as soon as they have one. The tab
-    *Text* gets the configuration, the partition and the paper to cite. The tab *HParams* gets one row per run: method,
-    seed, the settings of trainer, data, partition, network, optimizers and schedule by their keys, and the final test
-    accuracy. The runs of a folder form a table. Weights & Biases and MLflow get the texts, too; they have tables of
-    runs of their own. Part of every run.
+    It does not affect training.
+
+    The tab *Custom scalars* gets the charts of :data:`LAYOUT` that have a scalar, as soon as they
+    have one. The tab *Text* gets the configuration, the partition and the paper to cite. The tab
+    *HParams* gets one row per run: method, seed, the settings of trainer, data, partition, network,
+    optimizers and schedule by their keys, and the final test accuracy. The runs of a folder form a
+    table. Weights & Biases and MLflow get the texts, too; they have tables of runs of their own.
+    Part of every run.
     """
 
     def __init__(self) -> None:
@@ -59,17 +76,28 @@ class Dashboard(FederatedCallback):
         """Forget an earlier run."""
         self._scalars: set[str] = set()
 
-    def on_fit_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_fit_start(  # type: ignore[override]
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+    ) -> None:
         """Write the texts before the first round."""
-        for title, text in describe_run(trainer, algorithm).items() if has_pictures(trainer) else ():
+        for title, text in (
+            describe_run(trainer, algorithm).items() if has_pictures(trainer) else ()
+        ):
             show_text(trainer, title, text)
 
-    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_round_end(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+    ) -> None:
         """Write the layout again when a round has the first scalar of a chart."""
         self._write_layout(trainer, metrics)
 
-    def on_fit_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Write the row of *HParams*; an interrupted run gets no row, because it has no test accuracy."""
+    def on_fit_end(  # type: ignore[override]
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+    ) -> None:
+        """Write the row of *HParams*.
+
+        An interrupted run gets no row, because it has no test accuracy.
+        """
         accuracy = trainer.callback_metrics.get("test/accuracy")
         if accuracy is None:
             return
@@ -88,7 +116,9 @@ class Dashboard(FederatedCallback):
             from torch.utils.tensorboard.summary import custom_scalars
 
             for board in boards_of(trainer):
-                board.experiment.file_writer.add_summary(custom_scalars(layout), trainer.round_index)
+                board.experiment.file_writer.add_summary(
+                    custom_scalars(layout), trainer.round_index
+                )
 
 
 def charts_of(scalars: Collection[str]) -> dict[str, dict[str, list[Any]]]:

@@ -25,10 +25,12 @@ class HasTeacher(Protocol):
 
 
 class EMATeacher(FederatedCallback):
-    """Sets a method's global teacher to ``a teacher + (1 - a) student`` after every step of the server.
+    """Sets a method's global teacher to ``a teacher + (1 - a) student`` after every step of the
+    server.
 
-    ``a = min(1 - 1 / (t + 1), decay)`` at the server's t-th step of the run, so that the initial random weights have
-    little effect on the teacher. Weights and buffers are averaged in the same way.
+    ``a = min(1 - 1 / (t + 1), decay)`` at the server's t-th step of the run, so that the initial
+    random weights have little effect on the teacher. Weights and buffers are averaged in the same
+    way.
 
     Args:
         decay: gamma, from 0 to below 1.
@@ -36,7 +38,9 @@ class EMATeacher(FederatedCallback):
 
     def __init__(self, decay: float = 0.99) -> None:
         if not 0 <= decay < 1:
-            raise ValueError(f"EMATeacher.decay is {decay}: give a number from 0 to below 1; 0.99 is usual")
+            raise ValueError(
+                f"EMATeacher.decay is {decay}: give a number from 0 to below 1; 0.99 is usual"
+            )
         self.decay = decay
         self.reset()
 
@@ -48,11 +52,14 @@ class EMATeacher(FederatedCallback):
         """Reject a method without a teacher."""
         if not isinstance(getattr(pl_module, "teacher", None), Teacher):
             raise ValueError(
-                f"EMATeacher needs a method with a global teacher, such as SemiSFL, not {type(pl_module).__name__}: "
+                "EMATeacher needs a method with a global teacher, such as SemiSFL, not "
+                f"{type(pl_module).__name__}: "
                 "leave it out of trainer.callbacks"
             )
 
-    def on_server_batch_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, step: int) -> None:
+    def on_server_batch_end(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, step: int
+    ) -> None:
         """Update the teacher with the weights of the working module."""
         self.steps += 1
         method = cast(HasTeacher, algorithm)

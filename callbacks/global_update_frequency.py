@@ -1,4 +1,6 @@
-"""Adapts the number of server steps per round to the change of the server's loss (Semi-SFL, Eq. 9)."""
+"""Adapts the number of server steps per round to the change of the server's loss (Semi-SFL,
+Eq. 9).
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,12 @@ class HasServerSteps(Protocol):
 class GlobalUpdateFrequency(FederatedCallback):
     """Adapts K_s, the global updating frequency, at milestones; logs it as ``server/steps``.
 
-    ``Delta`` is the mean of ``server/loss`` over the last ``window`` rounds minus the mean over the ``window`` rounds
-    before. After a milestone round h, ``|Delta| < rho_1`` halves K_s (integer division, at least 1), and
-    ``|Delta| > rho_2`` doubles it; otherwise K_s does not change. The new value applies from round h + 1. The paper
-    does not state the initial K_s, the milestones and the minimum of K_s. The milestones here are those of the authors'
-    code for 1,000 rounds. An initial K_s of 80, halved at the last four milestones, gives the paper's mean of 32.5.
+    ``Delta`` is the mean of ``server/loss`` over the last ``window`` rounds minus the mean over the
+    ``window`` rounds before. After a milestone round h, ``|Delta| < rho_1`` halves K_s (integer
+    division, at least 1), and ``|Delta| > rho_2`` doubles it; otherwise K_s does not change. The
+    new value applies from round h + 1. The paper does not state the initial K_s, the milestones and
+    the minimum of K_s. The milestones here are those of the authors' code for 1,000 rounds. An
+    initial K_s of 80, halved at the last four milestones, gives the paper's mean of 32.5.
 
     Args:
         start: K_s in the first round.
@@ -51,15 +54,19 @@ class GlobalUpdateFrequency(FederatedCallback):
     ) -> None:
         if start < 1 or window < 1:
             raise ValueError(
-                f"GlobalUpdateFrequency: start is {start} and window {window}: the server makes at least one step in a "
+                f"GlobalUpdateFrequency: start is {start} and window {window}: the server makes "
+                "at least one step in a "
                 "round, and a mean is over at least one round"
             )
         if not 0 < rho_1 < rho_2:
-            raise ValueError(f"GlobalUpdateFrequency: give 0 < rho_1 < rho_2, not {rho_1} and {rho_2}")
+            raise ValueError(
+                f"GlobalUpdateFrequency: give 0 < rho_1 < rho_2, not {rho_1} and {rho_2}"
+            )
         early = [milestone for milestone in milestones if milestone < 2 * window]
         if early:
             raise ValueError(
-                f"GlobalUpdateFrequency: the milestone {early[0]} comes before two windows of {window} rounds are "
+                f"GlobalUpdateFrequency: the milestone {early[0]} comes before two windows of "
+                f"{window} rounds are "
                 f"full: give {2 * window} or more, or a smaller window"
             )
         self.start = start
@@ -78,7 +85,8 @@ class GlobalUpdateFrequency(FederatedCallback):
         """Reject a method whose number of server steps cannot be adapted."""
         if not getattr(pl_module, "adapts_server_steps", False):
             raise ValueError(
-                f"GlobalUpdateFrequency has nothing to adapt in {type(pl_module).__name__}: set model.server_steps "
+                f"GlobalUpdateFrequency has nothing to adapt in {type(pl_module).__name__}: set "
+                "model.server_steps "
                 "to null (SemiSFL, FedSwitchSL), or leave the callback out"
             )
 
@@ -87,7 +95,9 @@ class GlobalUpdateFrequency(FederatedCallback):
         cast(HasServerSteps, algorithm).server_steps = self.value
         trainer.log("server/steps", self.value)
 
-    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_round_end(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+    ) -> None:
         """Store the round's loss, if the server has made a step; after a milestone, update K_s."""
         if "server/loss" in metrics:
             self.losses = [*self.losses, metrics["server/loss"]][-2 * self.window :]
@@ -95,7 +105,10 @@ class GlobalUpdateFrequency(FederatedCallback):
             self.value = self.next_value()
 
     def next_value(self) -> int:
-        """K_s after a milestone, computed from the losses of the two windows; it stays the same until both are full."""
+        """K_s after a milestone, computed from the losses of the two windows.
+
+        It stays the same until both are full.
+        """
         if len(self.losses) < 2 * self.window:
             return self.value
         earlier, last = self.losses[: self.window], self.losses[self.window :]

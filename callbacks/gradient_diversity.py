@@ -28,30 +28,35 @@ Source = Literal["update", "gradient"]
 
 
 class GradientDiversity(FederatedCallback):
-    """Logs the sixteen variants of gradient diversity in FedRGD's section III-E, and those of the authors' code.
+    """Logs the sixteen variants of gradient diversity in FedRGD's section III-E, and those of the
+    authors' code.
 
-    The scalars are ``diversity/<source>_<norm>``. The source is ``update`` (a client's weights after its local steps
-    minus the weights that it received, Eq. 12) or ``gradient`` (the gradient of its loss on all its images at the
-    weights that it received, in training mode, as a mean over batches). The norm is ``l2`` or ``l1``, with or without
-    ``_squared``. Variants with ``_with_server`` are logged if the server trains before the clients' updates are summed,
-    and the clients send all weights that it trains. Eq. 1 is ``l2_squared``. ``diversity/<source>_of_means`` is the
-    form of the authors' code, ``mean ||g||^2 / ||mean g||^2``, over all clients and the server.
-    ``diversity/<source>_of_means_in_groups`` is its mean over the groups of a method with several groups, each with its
-    server. A group has fewer gradients, and for independent ones that makes it smaller; a group whose gradients nearly
-    cancel makes it larger. Use the other forms to compare methods.
+    The scalars are ``diversity/<source>_<norm>``. The source is ``update`` (a client's weights
+    after its local steps minus the weights that it received, Eq. 12) or ``gradient`` (the gradient
+    of its loss on all its images at the weights that it received, in training mode, as a mean over
+    batches). The norm is ``l2`` or ``l1``, with or without ``_squared``. Variants with
+    ``_with_server`` are logged if the server trains before the clients' updates are summed, and the
+    clients send all weights that it trains. Eq. 1 is ``l2_squared``.
+    ``diversity/<source>_of_means`` is the form of the authors' code, ``mean ||g||^2 / ||mean
+    g||^2``, over all clients and the server. ``diversity/<source>_of_means_in_groups`` is its mean
+    over the groups of a method with several groups, each with its server. A group has fewer
+    gradients, and for independent ones that makes it smaller; a group whose gradients nearly cancel
+    makes it larger. Use the other forms to compare methods.
 
     A client whose update was rejected or late does not count.
 
-    Only part of a run that lists it. For updates it costs a pass over the weights per client, and one copy of the
-    weights per group and per client that the server has not judged yet. For gradients it costs about one local epoch
-    per drawn client and measured round.
+    Only part of a run that lists it. For updates it costs a pass over the weights per client, and
+    one copy of the weights per group and per client that the server has not judged yet. For
+    gradients it costs about one local epoch per drawn client and measured round.
 
     Args:
         source: What to measure: ``update``, ``gradient``, or ``both``.
         every_n_rounds: Interval of the measurements, in rounds.
     """
 
-    def __init__(self, source: Literal["update", "gradient", "both"] = "update", every_n_rounds: int = 1) -> None:
+    def __init__(
+        self, source: Literal["update", "gradient", "both"] = "update", every_n_rounds: int = 1
+    ) -> None:
         at_least(1, every_n_rounds=every_n_rounds)
         self.sources: tuple[Source, ...] = get_args(Source) if source == "both" else (source,)
         self.every_n_rounds = every_n_rounds
@@ -66,7 +71,8 @@ class GradientDiversity(FederatedCallback):
         """Reject methods whose clients and server train parts of one network together."""
         if isinstance(pl_module, JointAlgorithm):
             raise ValueError(
-                f"GradientDiversity compares updates of one model, but the clients of {type(pl_module).__name__} train "
+                "GradientDiversity compares updates of one model, but the clients of "
+                f"{type(pl_module).__name__} train "
                 "the lower layers and the server the others: leave it out of trainer.callbacks"
             )
 
@@ -77,35 +83,56 @@ class GradientDiversity(FederatedCallback):
         self._clients = {source: defaultdict(GradientSum) for source in self.sources}
         self._servers = {source: [] for source in self.sources}
 
-    def on_server_phase_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_server_phase_start(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+    ) -> None:
         """Measure the server's gradient, and store its initial weights."""
         if not self._due:
             return
         self._server_version = algorithm.server.version
         trained = {name for name, p in algorithm.named_parameters() if p.requires_grad}
-        self._server_start = {n: p.clone() for n, p in algorithm.server.parameters.items() if n in trained}
+        self._server_start = {
+            n: p.clone() for n, p in algorithm.server.parameters.items() if n in trained
+        }
         if "gradient" in self.sources:
             data = trainer.local_data(sampling.SERVER)
             work = algorithm.on_server_start(data)
             if work.num_steps:
-                gradient = full_gradient(trainer, algorithm, data, work, algorithm.server_training_step)
+                gradient = full_gradient(
+                    trainer, algorithm, data, work, algorithm.server_training_step
+                )
                 self._add_server("gradient", gradient)
 
     def on_server_phase_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Measure the server's update, if it has trained."""
-        if self._due and "update" in self.sources and algorithm.server.version != self._server_version:
-            self._add_server("update", _difference(self._server_start, algorithm.server.parameters, -1.0))
+        if (
+            self._due
+            and "update" in self.sources
+            and algorithm.server.version != self._server_version
+        ):
+            self._add_server(
+                "update", _difference(self._server_start, algorithm.server.parameters, -1.0)
+            )
         self._server_start = {}
 
     def on_client_start(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
+        self,
+        trainer: FederatedTrainer,
+        algorithm: FederatedAlgorithm,
+        data: LocalData,
+        work: LocalWork,
     ) -> None:
-        """Measure a client's gradient; the working module has the weights that the client received."""
+        """Measure a client's gradient.
+
+        The working module has the weights that the client received.
+        """
         if self._due and "gradient" in self.sources and work.num_steps:
             gradient = full_gradient(trainer, algorithm, data, work, algorithm.training_step)
             self._waiting[data.party]["gradient"] = gradient
 
-    def on_client_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
+    def on_client_end(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate
+    ) -> None:
         """Measure a client's update."""
         if self._due and "update" in self.sources:
             change = _difference(update.parameters, algorithm.broadcast(update.client))
@@ -114,7 +141,9 @@ class GradientDiversity(FederatedCallback):
     def on_client_judged(
         self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, client: int, accepted: bool
     ) -> None:
-        """Add what was measured of a client to the sums of its group if the server accepts its update."""
+        """Add what was measured of a client to the sums of its group if the server accepts its
+        update.
+        """
         for source, gradient in self._waiting.pop(client, {}).items():
             if accepted:
                 group = getattr(algorithm, "group_of", lambda _: 0)(client)
@@ -124,15 +153,23 @@ class GradientDiversity(FederatedCallback):
         """Log the diversities over the accepted clients of all ranks."""
         if self._due:
             for source in self.sources:
-                for name, value in diversities(self._groups(trainer, source), self._servers[source]).items():
+                for name, value in diversities(
+                    self._groups(trainer, source), self._servers[source]
+                ).items():
                     if math.isfinite(value):
                         trainer.log(f"diversity/{source}_{name}", value)
 
     def _groups(self, trainer: FederatedTrainer, source: Source) -> list[GradientSum]:
-        """The sums of all ranks by group, in the order of the servers; a group without accepted clients has no sum."""
+        """The sums of all ranks by group, in the order of the servers.
+
+        A group without accepted clients has no sum.
+        """
         own = dict(self._clients[source])
         ranks = trainer.gather(own)
-        count = max(len(self._servers[source]), 1 + max((group for part in ranks for group in part), default=-1))
+        count = max(
+            len(self._servers[source]),
+            1 + max((group for part in ranks for group in part), default=-1),
+        )
         return [merged(part[group] for part in ranks if group in part) for group in range(count)]
 
     def _add_server(self, source: Source, gradient: Tensor) -> None:
@@ -143,7 +180,8 @@ def diversities(groups: list[GradientSum], servers: list[GradientSum]) -> dict[s
     """Every variant of diversity by its name; empty without a client.
 
     Args:
-        groups: The sums over clients, one for each group; one without clients is in no mean over groups.
+        groups: The sums over clients, one for each group; one without clients is in no mean over
+            groups.
         servers: The sums of the server models: none, one for all groups, or one for each group.
     """
     if not any(group.count for group in groups):
@@ -153,17 +191,27 @@ def diversities(groups: list[GradientSum], servers: list[GradientSum]) -> dict[s
     servers = [server for server in servers if _length(server) == _length(everyone[""])]
     if servers:
         everyone["_with_server"] = merged([*groups, *servers])
-    for (suffix, total), norm, squared in product(everyone.items(), get_args(NormName), (True, False)):
-        found[f"{norm}{'_squared' if squared else ''}{suffix}"] = total.diversity(norm, squared=squared)
+    for (suffix, total), norm, squared in product(
+        everyone.items(), get_args(NormName), (True, False)
+    ):
+        found[f"{norm}{'_squared' if squared else ''}{suffix}"] = total.diversity(
+            norm, squared=squared
+        )
     found["of_means"] = merged([*groups, *servers]).diversity_of_means()
     own = servers if len(servers) == len(groups) else servers[:1] * len(groups)
-    inside = [merged([g, *own[index : index + 1]]).diversity_of_means() for index, g in enumerate(groups) if g.count]
+    inside = [
+        merged([g, *own[index : index + 1]]).diversity_of_means()
+        for index, g in enumerate(groups)
+        if g.count
+    ]
     found["of_means_in_groups"] = sum(inside) / len(inside)
     return found
 
 
 def _length(total: GradientSum) -> int:
-    """The number of weights; methods whose clients send a part of them have shorter sums of clients than of servers."""
+    """The number of weights; methods whose clients send a part of them have shorter sums of clients
+    than of servers.
+    """
     return 0 if total.total is None else total.total.numel()
 
 
@@ -174,9 +222,11 @@ def full_gradient(
     work: LocalWork,
     step_loss: Callable[[Batch, int], Tensor | None],
 ) -> Tensor:
-    """The gradient of a party's loss on all its images at the current weights, ``(weights,)``: the mean over batches.
+    """The gradient of a party's loss on all its images at the current weights, ``(weights,)``: the
+    mean over batches.
 
-    The function does not change weights, buffers, logs or torch's random state, nor a teacher that follows the steps.
+    The function does not change weights, buffers, logs or torch's random state, nor a teacher that
+    follows the steps.
 
     Args:
         trainer: The trainer, which sets the precision.
@@ -190,7 +240,10 @@ def full_gradient(
     before = [(t, t.clone()) for t in (*frozen, *algorithm.buffers())]
     kept, algorithm.collector = algorithm.collector, lambda name, value, weight: None
     device = data.images.device
-    total, count = torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=device), 0
+    total, count = (
+        torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=device),
+        0,
+    )
     algorithm.train()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(sampling.derive_key(data.seed, "diversity", data.round, data.party))

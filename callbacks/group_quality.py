@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 
 
 class GroupQuality(FederatedCallback):
-    """Evaluates the mean of each group on the validation images whenever the global model is evaluated (FedRGD).
+    """Evaluates the mean of each group on the validation images whenever the global model is
+    evaluated (FedRGD).
 
-    Clients receive the group means, but the trainer evaluates the mean of all groups. The mean of all groups can be
-    accurate although each group mean predicts a single class. The callback logs, with the metrics of the evaluation:
+    Clients receive the group means, but the trainer evaluates the mean of all groups. The mean of
+    all groups can be accurate although each group mean predicts a single class. The callback logs,
+    with the metrics of the evaluation:
 
     * ``group/accuracy_min``: the accuracy of the weakest group mean;
-    * ``group/largest_class_share``: the share of validation images that a group mean assigns to the class which it
-      predicts most often; the largest over the groups.
+    * ``group/largest_class_share``: the share of validation images that a group mean assigns to the
+      class which it predicts most often; the largest over the groups.
 
     Part of every run of a method with groups. It costs a pass over the validation images per group.
     """
@@ -51,13 +53,17 @@ class GroupQuality(FederatedCallback):
 
     @staticmethod
     def _count(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> tuple[float, Tensor]:
-        """The number of right predictions of the working module, and of predictions of each class, over all ranks."""
+        """The number of right predictions of the working module, and of predictions of each class,
+        over all ranks.
+        """
         found = torch.zeros(trainer.datamodule.num_classes + 1)
         with evaluating(algorithm), trainer.fabric.autocast():
             for x, y in _validation_batches(trainer):
                 predicted = algorithm(x).argmax(dim=-1)
                 right = (predicted == y).sum().reshape(1)
-                found = found.to(x.device) + torch.cat([right, F.one_hot(predicted, len(found) - 1).sum(dim=0)])
+                found = found.to(x.device) + torch.cat(
+                    [right, F.one_hot(predicted, len(found) - 1).sum(dim=0)]
+                )
         total = sum(part.cpu() for part in trainer.gather(found))
         assert isinstance(total, Tensor)
         return float(total[0]), total[1:]

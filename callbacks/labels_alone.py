@@ -1,4 +1,4 @@
-"""Trains the labels alone after a run, so that the result says whether the clients' images helped."""
+"""Trains the labels alone after a run: the result then says whether the clients' images helped."""
 
 from __future__ import annotations
 
@@ -27,18 +27,21 @@ CHOSEN = "chosen.ckpt"
 
 
 class LabelsAlone(FederatedCallback):
-    """Trains the server's labels alone after the last round, and compares both models on the test images.
+    """Trains the server's labels alone after the last round, and compares both models on the test
+    images.
 
-    The bound is :class:`~lightning_fedssl.algorithms.Supervised` with the network, the optimizer of the server, the
-    schedule and the seed of the run, and as many steps as the server has made in it. Its test accuracy is logged as
-    ``bound/accuracy`` beside ``test/accuracy``, and the last line of the run compares the two.
+    The bound is :class:`~lightning_fedssl.algorithms.Supervised` with the network, the optimizer of
+    the server, the schedule and the seed of the run, and as many steps as the server has made in
+    it. Its test accuracy is logged as ``bound/accuracy`` beside ``test/accuracy``, and the last
+    line of the run compares the two.
 
-    ``checkpoints/chosen.ckpt`` is what ``export`` takes if no checkpoint is named: the last model; the best one by
-    validation, if it is better by two standard errors, as after a collapse (the best of many measurements on few images
-    is often chance); or the last model of the labels alone, if that is better on the validation images.
+    ``checkpoints/chosen.ckpt`` is what ``export`` takes if no checkpoint is named: the last model;
+    the best one by validation, if it is better by two standard errors, as after a collapse (the
+    best of many measurements on few images is often chance); or the last model of the labels alone,
+    if that is better on the validation images.
 
-    It needs labels at the server, and costs the server's share of the run once more. In a run of ``Supervised``, or
-    one that was interrupted, it does nothing.
+    It needs labels at the server, and costs the server's share of the run once more. In a run of
+    ``Supervised``, or one that was interrupted, it does nothing.
     """
 
     def __init__(self) -> None:
@@ -53,11 +56,14 @@ class LabelsAlone(FederatedCallback):
         """Refuse labels at the clients: a server without labels has no bound."""
         if stage == "fit" and trainer.datamodule.label_location != "server":
             raise ValueError(
-                "LabelsAlone trains the server's labels, and data.label_location is clients: leave it out of "
+                "LabelsAlone trains the server's labels, and data.label_location is clients: "
+                "leave it out of "
                 "trainer.callbacks"
             )
 
-    def on_server_batch_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, step: int) -> None:
+    def on_server_batch_end(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, step: int
+    ) -> None:
         """Count the steps of the server."""
         self.steps += 1
 
@@ -69,23 +75,34 @@ class LabelsAlone(FederatedCallback):
         """Restore the state from :meth:`state_dict`."""
         self.steps = state_dict["steps"]
 
-    def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_end(  # type: ignore[override]
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+    ) -> None:
         """Train the bound before the checkpoints and the result of the run are written."""
         ended = trainer.state.status != TrainerStatus.INTERRUPTED
         if not (ended and algorithm.trains_clients and self.steps and not trainer.fast_dev_run):
             return
         with TemporaryDirectory() as folder:
-            # Every rank trains the same bound: preparing a run waits for all ranks of the process group.
+            # Every rank trains the same bound: preparing a run waits for all ranks of the process
+            # group.
             metrics = trainer.gather(train_labels_alone(trainer, algorithm, self.steps, folder))[0]
             if "test/accuracy" not in metrics:
-                _log.warning("the labels alone were not trained to the end: there is no bound/accuracy")
+                _log.warning(
+                    "the labels alone were not trained to the end: there is no bound/accuracy"
+                )
                 return
             trainer.log_metrics({"bound/accuracy": metrics["test/accuracy"]})
-            self.choice = choose(trainer, metrics.get("val/accuracy", 0.0), Path(folder, "checkpoints/last.ckpt"))
+            self.choice = choose(
+                trainer, metrics.get("val/accuracy", 0.0), Path(folder, "checkpoints/last.ckpt")
+            )
         accuracy, data = float(trainer.callback_metrics["test/accuracy"]), trainer.datamodule
-        self.verdict = verdict(metrics["test/accuracy"], accuracy, len(data.test_labels), data.spec.noun)
+        self.verdict = verdict(
+            metrics["test/accuracy"], accuracy, len(data.test_labels), data.spec.noun
+        )
 
-    def on_fit_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_fit_end(  # type: ignore[override]
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+    ) -> None:
         """Print the comparison, the last line of the run."""
         if self.verdict and trainer.enable_progress_bar and trainer.is_global_zero:
             print(*filter(None, (self.choice, self.verdict)), sep="\n", flush=True)
@@ -101,7 +118,9 @@ def verdict(bound: float, accuracy: float, images: int, noun: str) -> str:
         noun: What a sample is called.
     """
     difference = round((accuracy - bound) * images)
-    points = f"{'better' if difference > 0 else 'worse'} by {100 * abs(accuracy - bound):.1f} points"
+    points = (
+        f"{'better' if difference > 0 else 'worse'} by {100 * abs(accuracy - bound):.1f} points"
+    )
     count = f"{abs(difference)} {noun}{'' if abs(difference) == 1 else 's'}"
     return (
         f"labels alone {100 * bound:.1f} %, with the clients' {noun}s {100 * accuracy:.1f} %: "
@@ -133,11 +152,15 @@ def choose(trainer: FederatedTrainer, bound: float, labels_alone: Path) -> str:
         shutil.copy(best, chosen)
         ours, line = (
             highest,
-            f"export takes the best model: val/accuracy {100 * highest:.1f} %, in the end {100 * last:.1f} %",
+            f"export takes the best model: val/accuracy {100 * highest:.1f} %, in the end "
+            f"{100 * last:.1f} %",
         )
     if bound > ours:
         shutil.copy(labels_alone, chosen)
-        line = f"export takes the labels alone: val/accuracy {100 * bound:.1f} %, with the clients {100 * ours:.1f} %"
+        line = (
+            f"export takes the labels alone: val/accuracy {100 * bound:.1f} %, "
+            f"with the clients {100 * ours:.1f} %"
+        )
     return line and f"{line} (--ckpt_path last takes the last model)"
 
 
@@ -160,11 +183,17 @@ def train_labels_alone(
     rounds, device = trainer.round_index, trainer.fabric.device
     bound = Supervised.of(algorithm, math.ceil(steps / rounds))
     alone = FederatedTrainer(
-        max_rounds=rounds, clients_per_round=1, accelerator="cpu" if device.type == "cpu" else "gpu",
-        devices=1 if device.index is None else [device.index], precision=trainer.precision, logger=False,
-        check_val_every_n_rounds=trainer.check_val_every_n_rounds, deterministic=trainer.deterministic,
-        enable_progress_bar=False, default_root_dir=folder,
-    )  # fmt: skip
+        max_rounds=rounds,
+        clients_per_round=1,
+        accelerator="cpu" if device.type == "cpu" else "gpu",
+        devices=1 if device.index is None else [device.index],
+        precision=trainer.precision,
+        logger=False,
+        check_val_every_n_rounds=trainer.check_val_every_n_rounds,
+        deterministic=trainer.deterministic,
+        enable_progress_bar=False,
+        default_root_dir=folder,
+    )
     log = logging.getLogger("lightning_fedssl")
     level = log.level
     log.setLevel(logging.ERROR)  # the run itself has warned of its data

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 
 
 class LocalSteps(FederatedCallback):
-    """Logs minimum, mean and maximum of the clients' local steps tau_k: ``client/steps_min``, ``_mean``, ``_max``.
+    """Logs minimum, mean and maximum of the clients' local steps tau_k: ``client/steps_min``,
+    ``_mean``, ``_max``.
 
-    The steps of a client whose update was rejected or late do not count: they are not in the new model.
+    The steps of a client whose update was rejected or late do not count: they are not in the new
+    model.
     """
 
     def __init__(self) -> None:
@@ -25,14 +27,22 @@ class LocalSteps(FederatedCallback):
         """Forget an earlier run."""
         self._steps: dict[int, int] = {}
 
-    def on_client_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
+    def on_client_end(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate
+    ) -> None:
         """Store a client's number of steps."""
         self._steps[update.client] = update.num_steps
 
     def on_global_model(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Log minimum, mean and maximum over the accepted clients of all ranks."""
-        everyone = {client: count for part in trainer.gather(self._steps) for client, count in part.items()}
-        steps = [everyone[k] for k, outcome in trainer.participation.items() if outcome == "finished" and k in everyone]
+        everyone = {
+            client: count for part in trainer.gather(self._steps) for client, count in part.items()
+        }
+        steps = [
+            everyone[k]
+            for k, outcome in trainer.participation.items()
+            if outcome == "finished" and k in everyone
+        ]
         self._steps = {}
         if steps:
             trainer.log("client/steps_min", min(steps))

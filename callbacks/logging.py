@@ -36,19 +36,30 @@ def round_line(metrics: dict[str, float], noun: str = "image") -> str:
         metrics: The scalars.
         noun: What a sample is called.
     """
-    columns = {name: (title.format(noun=noun), form) for name, (title, form) in _COLUMNS.items() if name in metrics}
+    columns = {
+        name: (title.format(noun=noun), form)
+        for name, (title, form) in _COLUMNS.items()
+        if name in metrics
+    }
     scalars = [f"{title} {form.format(metrics[name])}" for name, (title, form) in columns.items()]
     return "  ".join([*participation_line(metrics), *scalars, *own_parts(metrics, "val")])
 
 
 def participation_line(metrics: dict[str, float]) -> list[str]:
-    """How many of the selected clients took part; nothing in a run in which clients cannot be missing."""
+    """How many of the selected clients took part.
+
+    Nothing in a run in which clients cannot be missing.
+    """
     if "client/selected" not in metrics:
         return []
     counts = {phrase: metrics.get(key, 0.0) for key, phrase in _MISSING.items()}
-    counts["without work"] = metrics["client/selected"] - metrics["client/finished"] - sum(counts.values())
+    counts["without work"] = (
+        metrics["client/selected"] - metrics["client/finished"] - sum(counts.values())
+    )
     missing = ", ".join(f"{count:.0f} {phrase}" for phrase, count in counts.items() if count > 0)
-    took_part = f"{metrics['client/finished']:.0f} of {metrics['client/selected']:.0f} clients took part"
+    took_part = (
+        f"{metrics['client/finished']:.0f} of {metrics['client/selected']:.0f} clients took part"
+    )
     return [f"{took_part} ({missing})" if missing else took_part]
 
 
@@ -63,7 +74,10 @@ def result_parts(metrics: dict[str, float], stage: Literal["val", "test"]) -> li
 
 
 def own_parts(metrics: dict[str, float], stage: Literal["val", "test"]) -> list[str]:
-    """What an evaluation logs under names of its own, such as ``val_mse``; nothing beside an accuracy."""
+    """What an evaluation logs under names of its own, such as ``val_mse``.
+
+    Nothing beside an accuracy.
+    """
     if f"{stage}/accuracy" in metrics:
         return []
     return [f"{name} {value:.4g}" for name, value in metrics.items() if name.startswith(stage)]
@@ -72,8 +86,12 @@ def own_parts(metrics: dict[str, float], stage: Literal["val", "test"]) -> list[
 class RoundProgress(FederatedCallback):
     """Prints one line per round, and the result at the end."""
 
-    def on_fit_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Report the partition: its statistics, ``partition.json``, and a picture for the logger."""
+    def on_fit_start(  # type: ignore[override]
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+    ) -> None:
+        """Report the partition: its statistics,
+        ``partition.json``, and a picture for the logger.
+        """
         from lightning_fedssl.data.partition.statistics import heatmap
 
         _print(trainer, trainer.datamodule.statistics.summary())
@@ -82,7 +100,9 @@ class RoundProgress(FederatedCallback):
         if has_pictures(trainer) and trainer.datamodule.class_names:
             show_figure(trainer, "partition", heatmap(trainer.datamodule.statistics))
 
-    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_round_end(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+    ) -> None:
         """Print the round's line."""
         line = round_line(metrics, trainer.datamodule.spec.noun)
         _print(trainer, f"round {trainer.round_index}/{trainer.max_rounds}  {line}")
@@ -90,13 +110,17 @@ class RoundProgress(FederatedCallback):
     def on_evaluation_end(
         self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
-        """Print the result on the test images, or on the validation images after the command ``validate``."""
+        """Print the result on the test images, or on the validation images after the command
+        ``validate``.
+        """
         stage = evaluated_on(metrics)
         parts = result_parts(metrics, stage)
         if parts and (stage == "test" or trainer.state.fn != TrainerFn.FITTING):
             _print(trainer, f"after round {trainer.round_index}: {', '.join(parts)}")
 
-    def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_end(  # type: ignore[override]
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+    ) -> None:
         """Print the run folder."""
         if trainer.log_dir:
             _print(trainer, f"run folder: {trainer.log_dir}")

@@ -1,4 +1,6 @@
-"""Draws the objective around the trained weights, on a plane of two random directions (Fed-SHVR, Eq. 23)."""
+"""Draws the objective around the trained weights, on a plane of two random directions (Fed-SHVR,
+Eq. 23).
+"""
 
 from __future__ import annotations
 
@@ -31,19 +33,22 @@ _DECADE = 10.0
 
 
 class LossLandscape(FederatedCallback):
-    """Draws ``F(theta + b1 delta1 + b2 delta2, v)`` when training ends: ``loss_landscape.png`` and a TensorBoard image.
+    """Draws ``F(theta + b1 delta1 + b2 delta2, v)`` when training ends: ``loss_landscape.png`` and
+    a TensorBoard image.
 
-    theta are the final weights, v the labels of the last round (Fed-SHVR, Eq. 23 and Fig. 5). F is the objective of the
-    clients whose updates the server accepted in that round; without any, nothing is drawn. The directions are drawn
-    from a normal distribution and filter-normalised: the part of each output unit is scaled to the norm of that unit's
-    weights (H. Li et al., "Visualizing the Loss Landscape of Neural Nets", NeurIPS 2018, arXiv 1712.09913). The values
-    are also written to ``loss_landscape.csv``. The colours are logarithmic if the largest value is at least ten times
-    the smallest.
+    theta are the final weights, v the labels of the last round (Fed-SHVR, Eq. 23 and Fig. 5). F is
+    the objective of the clients whose updates the server accepted in that round; without any,
+    nothing is drawn. The directions are drawn from a normal distribution and filter-normalised: the
+    part of each output unit is scaled to the norm of that unit's weights (H. Li et al.,
+    "Visualizing the Loss Landscape of Neural Nets", NeurIPS 2018, arXiv 1712.09913). The values are
+    also written to ``loss_landscape.csv``. The colours are logarithmic if the largest value is at
+    least ten times the smallest.
 
     Args:
         points: Number of grid points per axis; with an odd number, theta is a grid point.
         reach: b1 and b2 range from -reach to reach.
-        max_images: Maximum number of labelled images, and of unlabelled images, of each client, evenly spaced.
+        max_images: Maximum number of labelled images, and of unlabelled images, of each client,
+            evenly spaced.
     """
 
     def __init__(self, points: int = 21, reach: float = 1.0, max_images: int = 500) -> None:
@@ -70,14 +75,23 @@ class LossLandscape(FederatedCallback):
         self._clients = {}
 
     def on_client_start(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
+        self,
+        trainer: FederatedTrainer,
+        algorithm: FederatedAlgorithm,
+        data: LocalData,
+        work: LocalWork,
     ) -> None:
         """Store a part of the images of a client that trains, with their pseudo-labels."""
         if not work.num_steps:
             return
-        labeled, unlabeled = (_spread(len(part), self.max_images) for part in (data.labeled, data.unlabeled))
+        labeled, unlabeled = (
+            _spread(len(part), self.max_images) for part in (data.labeled, data.unlabeled)
+        )
         some = replace(
-            data, labeled=data.labeled[labeled], labels=data.labels[labeled], unlabeled=data.unlabeled[unlabeled]
+            data,
+            labeled=data.labeled[labeled],
+            labels=data.labels[labeled],
+            unlabeled=data.unlabeled[unlabeled],
         )
         labels = cast(Any, algorithm).client_labels(some, data.round)
         self._clients[data.party] = (some, labels)
@@ -85,11 +99,15 @@ class LossLandscape(FederatedCallback):
     def on_client_judged(
         self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, client: int, accepted: bool
     ) -> None:
-        """Forget a client whose update is late or rejected: the trained weights do not contain it."""
+        """Forget a client whose update is late or rejected:
+        the trained weights do not contain it.
+        """
         if not accepted:
             self._clients.pop(client, None)
 
-    def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_end(  # type: ignore[override]
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+    ) -> None:
         """Compute the surface on all ranks and draw it on rank 0."""
         if not any(trainer.gather(bool(self._clients))):
             return
@@ -98,7 +116,9 @@ class LossLandscape(FederatedCallback):
             self._write(trainer, surface)
 
     @torch.no_grad()
-    def surface(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> NDArray[np.float64]:
+    def surface(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+    ) -> NDArray[np.float64]:
         """F at the grid points: ``(points, points)``, rows b2, columns b1."""
         algorithm.eval()
         center = algorithm.server.model()
@@ -107,7 +127,9 @@ class LossLandscape(FederatedCallback):
         values = np.zeros((self.points, self.points))
         for row, b2 in enumerate(steps):
             for column, b1 in enumerate(steps):
-                load_state(algorithm, {n: center[n] + b1 * first[n] + b2 * second[n] for n in first})
+                load_state(
+                    algorithm, {n: center[n] + b1 * first[n] + b2 * second[n] for n in first}
+                )
                 values[row, column] = self._objective(algorithm)
         load_state(algorithm, center)
         weight = sum(len(d.labeled) + len(d.unlabeled) for d, _ in self._clients.values())
@@ -132,7 +154,9 @@ class LossLandscape(FederatedCallback):
 
 
 def random_direction(center: State, algorithm: FederatedAlgorithm, seed: int, number: int) -> State:
-    """A filter-normalised random direction for every trained weight; biases and norm weights are scaled as a whole.
+    """A filter-normalised random direction for every trained weight.
+
+    Biases and norm weights are scaled as a whole.
 
     Args:
         center: The weights by name.
@@ -148,7 +172,9 @@ def random_direction(center: State, algorithm: FederatedAlgorithm, seed: int, nu
             drawn = torch.from_numpy(generator.standard_normal(tuple(weight.shape))).to(weight)
             rows = weight.flatten(1) if weight.dim() > 1 else weight.reshape(1, -1)
             noise = drawn.reshape(rows.shape)
-            scaled = noise * (rows.norm(dim=1, keepdim=True) / noise.norm(dim=1, keepdim=True).clamp(min=1e-12))
+            scaled = noise * (
+                rows.norm(dim=1, keepdim=True) / noise.norm(dim=1, keepdim=True).clamp(min=1e-12)
+            )
             direction[name] = scaled.reshape(weight.shape)
     return direction
 
@@ -170,7 +196,9 @@ def draw(surface: NDArray[np.float64], reach: float) -> Figure:
     low, high = float(shown.min()), float(shown.max())
     logarithmic = low > 0 and high >= _DECADE * low
     levels = np.geomspace(low, high, 25) if logarithmic else np.linspace(low, high or 1.0, 25)
-    filled = axes.contourf(steps, steps, shown, levels=levels, norm=LogNorm(low, high) if logarithmic else None)
+    filled = axes.contourf(
+        steps, steps, shown, levels=levels, norm=LogNorm(low, high) if logarithmic else None
+    )
     axes.plot([0], [0], marker="+", color="white", markersize=10)
     axes.set(xlabel="b1", ylabel="b2", title="objective around the trained weights", aspect="equal")
     figure.colorbar(filled, label="F", format="%.3g")

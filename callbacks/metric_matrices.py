@@ -1,4 +1,6 @@
-"""Writes evaluation metrics that are matrices, such as the confusion matrix, as figures and tables."""
+"""Writes evaluation metrics that are matrices,
+such as the confusion matrix, as figures and tables.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,12 @@ if TYPE_CHECKING:
 
 
 class MetricMatrices(FederatedCallback):
-    """Writes every evaluation metric that is a matrix: a figure in the logger, and a CSV file in the run folder.
+    """Writes every evaluation metric that is a matrix: a figure in the logger, and a CSV file in
+    the run folder.
 
-    Part of every run; without such a metric in ``trainer.metrics`` it does nothing. The file, for example
-    ``val_confusion_matrix.csv``, contains the matrix of the last evaluation, with a row for each true class.
+    Part of every run; without such a metric in ``trainer.metrics`` it does nothing. The file, for
+    example ``val_confusion_matrix.csv``, contains the matrix of the last evaluation, with a row for
+    each true class.
     """
 
     def on_evaluation_end(
@@ -33,17 +37,23 @@ class MetricMatrices(FederatedCallback):
     ) -> None:
         """Write the matrices of this evaluation."""
         stage = evaluated_on(metrics)
-        matrices = {n: m for n, m in trainer.metric_values.items() if m.dim() == 2 and n.startswith(f"{stage}/")}
+        matrices = {
+            n: m
+            for n, m in trainer.metric_values.items()
+            if m.dim() == 2 and n.startswith(f"{stage}/")
+        }
         if trainer.is_global_zero:
             for name, matrix in matrices.items():
                 show_matrix(trainer, name, matrix)
 
 
 def evaluated_on(metrics: Iterable[str]) -> Literal["val", "test"]:
-    """Whether the metrics of an evaluation are those of the test images or of the validation images.
+    """Whether the metrics of an evaluation are those of the test images or of the validation
+    images.
 
     Args:
-        metrics: Their names. A method's own steps determine which there are, so that ``test/loss`` may be missing.
+        metrics: Their names. A method's own steps determine which there are, so that ``test/loss``
+            may be missing.
     """
     return "test" if any(name.startswith("test") for name in metrics) else "val"
 
@@ -72,14 +82,18 @@ def write_matrix(matrix: Tensor, names: tuple[str, ...], path: Path) -> None:
         path: The file.
     """
     of_rows, of_columns = (_names_of(size, names) for size in matrix.shape)
-    rows = [[name, *(f"{value:.10g}" for value in row)] for name, row in zip(of_rows, matrix.tolist(), strict=True)]
+    rows = [
+        [name, *(f"{value:.10g}" for value in row)]
+        for name, row in zip(of_rows, matrix.tolist(), strict=True)
+    ]
     corner = "true class" if of_rows == names else "row"
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([[corner, *of_columns], *rows])
 
 
 def draw_matrix(matrix: Tensor, names: tuple[str, ...], title: str) -> Figure:
-    """A matplotlib figure of a matrix: true classes (rows) by predicted classes (columns), numbers up to 20 classes.
+    """A matplotlib figure of a matrix: true classes (rows) by predicted classes (columns), numbers
+    up to 20 classes.
 
     Args:
         matrix: ``(classes, classes)``; a side of another length has numbers instead of names.
@@ -105,7 +119,10 @@ def draw_matrix(matrix: Tensor, names: tuple[str, ...], title: str) -> Figure:
         axes.set_yticks(range(len(of_rows)), of_rows)
         size = 9 if max(matrix.shape) <= 10 else 5
         for (row, column), value in np.ndenumerate(matrix.numpy()):
-            color, text = "white" if value > high / 2 else "black", f"{value:.2f}".removesuffix(".00")
+            color, text = (
+                "white" if value > high / 2 else "black",
+                f"{value:.2f}".removesuffix(".00"),
+            )
             axes.text(column, row, text, ha="center", va="center", color=color, fontsize=size)
     figure.colorbar(picture)
     return figure

@@ -23,21 +23,26 @@ if TYPE_CHECKING:
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 """The outcomes in the order of their numbers in a checkpoint."""
 _COLORS = {
-    "not selected": "#f2f2f2", "finished": "#0072b2", "skipped": "#9ad0f0", "late": "#e69f00", "dropped": "#8c8c8c",
+    "not selected": "#f2f2f2",
+    "finished": "#0072b2",
+    "skipped": "#9ad0f0",
+    "late": "#e69f00",
+    "dropped": "#8c8c8c",
     "rejected": "#c0267a",
-}  # fmt: skip
+}
 
 Participations = Mapping[int, Mapping[int, Outcome]]
 """The outcome of every selected client, by round and client."""
 
 
 class ParticipationPlot(FederatedCallback):
-    """Writes which clients took part in which rounds, as ``participation.csv`` and ``participation.png``.
+    """Writes which clients took part in which rounds, as ``participation.csv`` and
+    ``participation.png``.
 
-    The picture has a heat map, clients by rounds, and a histogram of the number of rounds in which a client took part.
-    TensorBoard shows it as the figure ``participation``. Both are written when the run ends. A resumed run
-    continues them. Part of every run in which clients may be missing (``trainer.availability``,
-    ``deadline_s``, ``over_selection``).
+    The picture has a heat map, clients by rounds, and a histogram of the number of rounds in which
+    a client took part. TensorBoard shows it as the figure ``participation``. Both are written when
+    the run ends. A resumed run continues them. Part of every run in which clients may be missing
+    (``trainer.availability``, ``deadline_s``, ``over_selection``).
     """
 
     def __init__(self) -> None:
@@ -47,11 +52,15 @@ class ParticipationPlot(FederatedCallback):
         """Forget an earlier run."""
         self.rounds: dict[int, dict[int, Outcome]] = {}
 
-    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_round_end(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+    ) -> None:
         """Record the outcomes of the round."""
         self.rounds[trainer.round_index] = dict(trainer.participation)
 
-    def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_end(  # type: ignore[override]
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+    ) -> None:
         """Write the table and the picture."""
         self._write(trainer)
 
@@ -68,7 +77,11 @@ class ParticipationPlot(FederatedCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """A row for every round and selected client: round, client, number of the outcome."""
-        rows = [(t, k, OUTCOMES.index(o)) for t, outcomes in self.rounds.items() for k, o in outcomes.items()]
+        rows = [
+            (t, k, OUTCOMES.index(o))
+            for t, outcomes in self.rounds.items()
+            for k, o in outcomes.items()
+        ]
         return {"rows": torch.tensor(rows, dtype=torch.int32).reshape(-1, 3)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -85,13 +98,18 @@ def write_participation(rounds: Participations, path: Path) -> None:
         rounds: The outcomes.
         path: The file.
     """
-    rows = [(t, client, outcome) for t, outcomes in rounds.items() for client, outcome in outcomes.items()]
+    rows = [
+        (t, client, outcome)
+        for t, outcomes in rounds.items()
+        for client, outcome in outcomes.items()
+    ]
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([("round", "client", "outcome"), *rows])
 
 
 def draw_participation(rounds: Participations, num_clients: int) -> Figure:
-    """A heat map of the outcomes, clients by rounds, and a histogram of the clients' participations.
+    """A heat map of the outcomes, clients by rounds, and a histogram of the clients'
+    participations.
 
     Args:
         rounds: The outcomes.
@@ -113,16 +131,33 @@ def draw_participation(rounds: Participations, num_clients: int) -> Figure:
     FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, height_ratios=(2, 1))
     above.imshow(
-        numbers.numpy(), cmap=ListedColormap(list(_COLORS.values())), vmin=0, vmax=len(names) - 1, aspect="auto",
-        interpolation="nearest", extent=(first - 0.5, last + 0.5, num_clients - 0.5, -0.5),
-    )  # fmt: skip
+        numbers.numpy(),
+        cmap=ListedColormap(list(_COLORS.values())),
+        vmin=0,
+        vmax=len(names) - 1,
+        aspect="auto",
+        interpolation="nearest",
+        extent=(first - 0.5, last + 0.5, num_clients - 0.5, -0.5),
+    )
     above.set(xlabel="round", ylabel="client", title="what became of the selected clients")
-    found = {"not selected", *(outcome for outcomes in rounds.values() for outcome in outcomes.values())}
-    patches = [Patch(facecolor=_COLORS[name], edgecolor="black", linewidth=0.4, label=name) for name in names]
-    figure.legend(handles=[p for p in patches if p.get_label() in found], loc="outside lower left", ncols=3)
+    found = {
+        "not selected",
+        *(outcome for outcomes in rounds.values() for outcome in outcomes.values()),
+    }
+    patches = [
+        Patch(facecolor=_COLORS[name], edgecolor="black", linewidth=0.4, label=name)
+        for name in names
+    ]
+    figure.legend(
+        handles=[p for p in patches if p.get_label() in found], loc="outside lower left", ncols=3
+    )
     counts = Counter((numbers == names.index("finished")).sum(1).tolist())
     below.bar(list(counts), list(counts.values()), color=_COLORS["finished"])
-    below.set(xlabel="rounds in which a client took part", ylabel="clients", title="participation of the clients")
+    below.set(
+        xlabel="rounds in which a client took part",
+        ylabel="clients",
+        title="participation of the clients",
+    )
     for axis in (above.xaxis, above.yaxis, below.xaxis, below.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure

@@ -23,37 +23,46 @@ if TYPE_CHECKING:
 
 
 class PseudoLabelQuality(FederatedCallback):
-    """Logs mask rate and accuracy of the clients' pseudo-labels in a round (SemiFL Fig. 6, Semi-SFL Fig. 10).
+    """Logs mask rate and accuracy of the clients' pseudo-labels in a round (SemiFL Fig. 6, Semi-SFL
+    Fig. 10).
 
-    * ``client/mask_rate``: the share of confident labels (in Semi-SFL, "mask rate" is the share of the other labels);
+    * ``client/mask_rate``: the share of confident labels (in Semi-SFL, "mask rate" is the share of
+      the other labels);
     * ``pseudo_label/accuracy``: the share of labels that are right;
-    * over the confident labels only, and absent in a round without any: ``pseudo_label/confident_accuracy``,
-      ``pseudo_label/impurity`` (the share of wrong labels), ``pseudo_label/largest_class_share`` (the share of the
-      most frequent class: near 1 if self-training has collapsed, but also if there are few labels) and
+    * over the confident labels only, and absent in a round without any:
+      ``pseudo_label/confident_accuracy``, ``pseudo_label/impurity`` (the share of wrong labels),
+      ``pseudo_label/largest_class_share`` (the share of the most frequent class: near 1 if
+      self-training has collapsed, but also if there are few labels) and
       ``pseudo_label/confident_count`` (their number in the round).
 
-    The labels of a client whose update was rejected or late do not count: they are not in the new model.
+    The labels of a client whose update was rejected or late do not count: they are not in the new
+    model.
 
-    An image that is labelled in several steps of a round counts in each of them. The labels that a method computes
-    inside ``training_step`` are not available to callbacks. For such a method, this callback labels a sample of the
-    drawn clients' images in the rounds with an evaluation. It uses the model that the client received, in evaluation
-    mode and without augmentation; static batch norm uses the statistics of the sample. The method itself then logs the
-    mask rate.
+    An image that is labelled in several steps of a round counts in each of them. The labels that a
+    method computes inside ``training_step`` are not available to callbacks. For such a method, this
+    callback labels a sample of the drawn clients' images in the rounds with an evaluation. It uses
+    the model that the client received, in evaluation mode and without augmentation; static batch
+    norm uses the statistics of the sample. The method itself then logs the mask rate.
 
-    With ``matrix_every_n_rounds`` it also draws the confusion matrix of the confident labels in TensorBoard, as
-    ``pseudo_label/confusion_matrix``, and writes the last one to ``pseudo_label_confusion_matrix.csv`` in the run
-    folder. The model's own matrix is the metric ``confusion_matrix``.
+    With ``matrix_every_n_rounds`` it also draws the confusion matrix of the confident labels in
+    TensorBoard, as ``pseudo_label/confusion_matrix``, and writes the last one to
+    ``pseudo_label_confusion_matrix.csv`` in the run folder. The model's own matrix is the metric
+    ``confusion_matrix``.
 
-    The callback uses the clients' true labels for logging only: no weight depends on them. Part of every run.
+    The callback uses the clients' true labels for logging only: no weight depends on them. Part of
+    every run.
 
     Args:
         per_class: Also log both accuracies and the mask rate for each true class.
-        matrix_every_n_rounds: Draw the confusion matrix of every n-th round, and of the last one; 0 for none.
+        matrix_every_n_rounds: Draw the confusion matrix of every n-th round, and of the last one; 0
+            for none.
         sample: Number of images per round that the callback labels for a method which labels inside
             ``training_step``, divided equally among the drawn clients; 0 for none.
     """
 
-    def __init__(self, per_class: bool = False, sample: int = 128, matrix_every_n_rounds: int = 0) -> None:
+    def __init__(
+        self, per_class: bool = False, sample: int = 128, matrix_every_n_rounds: int = 0
+    ) -> None:
         at_least(0, sample=sample, matrix_every_n_rounds=matrix_every_n_rounds)
         self.per_class = per_class
         self.sample = sample
@@ -66,9 +75,15 @@ class PseudoLabelQuality(FederatedCallback):
         self._class_counts, self._matrices = {}, {}
 
     def on_client_start(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
+        self,
+        trainer: FederatedTrainer,
+        algorithm: FederatedAlgorithm,
+        data: LocalData,
+        work: LocalWork,
     ) -> None:
-        """Compare the pseudo-labels that a client computed for the round, or a sample, with the true labels."""
+        """Compare the pseudo-labels that a client computed for the round, or a sample, with the
+        true labels.
+        """
         if work.pseudo_labels is not None:
             if len(work.pseudo_labels.mask):
                 self.on_pseudo_labels(trainer, algorithm, data.unlabeled, work.pseudo_labels)
@@ -76,20 +91,28 @@ class PseudoLabelQuality(FederatedCallback):
             self._compare_sample(trainer, algorithm, data)
 
     def on_pseudo_labels(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, indices: Tensor, pseudo: PseudoLabels
+        self,
+        trainer: FederatedTrainer,
+        algorithm: FederatedAlgorithm,
+        indices: Tensor,
+        pseudo: PseudoLabels,
     ) -> None:
         """Compare pseudo-labels with the true labels."""
         trainer.log("client/mask_rate", pseudo.mask.double().mean(), len(pseudo.mask))
         self._compare(trainer, algorithm, indices, pseudo)
 
     def on_global_model(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
-        """Log number and largest class of the confident labels, over the accepted clients of all ranks."""
+        """Log number and largest class of the confident labels, over the accepted clients of all
+        ranks.
+        """
         total = _sum_of_accepted(trainer, self._class_counts)
         if total is not None and total.sum() > 0:
             trainer.log("pseudo_label/largest_class_share", float(total.max() / total.sum()))
             trainer.log("pseudo_label/confident_count", float(total.sum()))
 
-    def on_pictures(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, is_last: bool) -> None:
+    def on_pictures(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, is_last: bool
+    ) -> None:
         """Draw the matrix at its interval."""
         every = self.matrix_every_n_rounds
         if not every or not (is_last or trainer.round_index % every == 0):
@@ -98,7 +121,9 @@ class PseudoLabelQuality(FederatedCallback):
         if matrix is not None and trainer.is_global_zero:
             show_matrix(trainer, "pseudo_label/confusion_matrix", matrix)
 
-    def _compare_sample(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData) -> None:
+    def _compare_sample(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData
+    ) -> None:
         threshold = getattr(algorithm, "threshold", None)
         if threshold is None or isinstance(algorithm, JointAlgorithm):
             return
@@ -109,18 +134,25 @@ class PseudoLabelQuality(FederatedCallback):
         self._compare(trainer, algorithm, indices, pseudo_label(logits, threshold))
 
     def _compare(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, indices: Tensor, pseudo: PseudoLabels
+        self,
+        trainer: FederatedTrainer,
+        algorithm: FederatedAlgorithm,
+        indices: Tensor,
+        pseudo: PseudoLabels,
     ) -> None:
         client = algorithm.clients.staging
         assert client is not None, "pseudo-labels are reported while their client trains"
         truth = trainer.datamodule.true_labels(indices)
         labels = pseudo.labels if pseudo.labels.dim() == 1 else pseudo.labels.argmax(dim=1)
         right, mask = (labels == truth).double(), pseudo.mask.double()
-        # A comparison and not F.one_hot, which reads its input on the host and would wait for the device.
+        # A comparison and not F.one_hot, which reads its input on the host and would wait for the
+        # device.
         classes = torch.arange(trainer.datamodule.num_classes, device=labels.device)
         counts = ((labels[:, None] == classes) * mask[:, None]).sum(dim=0)
         self._class_counts[client] = self._class_counts.get(client, 0) + counts
-        if self.matrix_every_n_rounds:  # any round may turn out to be the last; an image of unknown class is in no row
+        if (
+            self.matrix_every_n_rounds
+        ):  # any round may turn out to be the last; an image of unknown class is in no row
             rows = (truth[:, None] == classes) * mask[:, None]
             matrix = rows.T @ (labels[:, None] == classes).double()
             self._matrices[client] = self._matrices.get(client, 0) + matrix
@@ -132,14 +164,17 @@ class PseudoLabelQuality(FederatedCallback):
         self._log(trainer, "", right, mask)
         if self.per_class:
             for k in truth.unique().tolist():
-                trainer.log(f"client/mask_rate/class_{k}", mask[truth == k].mean(), int((truth == k).sum()))
+                trainer.log(
+                    f"client/mask_rate/class_{k}", mask[truth == k].mean(), int((truth == k).sum())
+                )
                 self._log(trainer, f"/class_{k}", right[truth == k], mask[truth == k])
 
     @staticmethod
     def _log(trainer: FederatedTrainer, suffix: str, right: Tensor, mask: Tensor) -> None:
         confident = mask.sum()
         trainer.log(f"pseudo_label/accuracy{suffix}", right.mean(), len(right))
-        # A test whether any label is confident would wait for the device; without one, both scalars have weight 0.
+        # A test whether any label is confident would wait for the device; without one, both scalars
+        # have weight 0.
         accuracy = (right * mask).sum() / confident.clamp(min=1)
         trainer.log(f"pseudo_label/confident_accuracy{suffix}", accuracy, confident)
         trainer.log(f"pseudo_label/impurity{suffix}", 1 - accuracy, confident)
@@ -147,13 +182,22 @@ class PseudoLabelQuality(FederatedCallback):
 
 def clients_left_out(trainer: FederatedTrainer) -> set[int]:
     """The clients of this round that have trained and whose updates the server has left out."""
-    return {client for client, outcome in trainer.participation.items() if outcome in ("late", "rejected")}
+    return {
+        client
+        for client, outcome in trainer.participation.items()
+        if outcome in ("late", "rejected")
+    }
 
 
 def _sum_of_accepted(trainer: FederatedTrainer, of_clients: dict[int, Tensor]) -> Tensor | None:
-    """The sum of the accepted clients' counts over all ranks; None if there are none. Every rank must call it."""
+    """The sum of the accepted clients' counts over all ranks.
+
+    None if there are none. Every rank must call it.
+    """
     unused = clients_left_out(trainer)
-    return _sum(trainer.gather(_sum([t for client, t in of_clients.items() if client not in unused])))
+    return _sum(
+        trainer.gather(_sum([t for client, t in of_clients.items() if client not in unused]))
+    )
 
 
 def _sum(parts: Sequence[Tensor | None]) -> Tensor | None:

@@ -22,9 +22,13 @@ if TYPE_CHECKING:
 
 
 class RunResult(FederatedCallback):
-    """Writes ``result.json`` into the run folder after ``fit``, ``validate`` and ``test``. Part of every run."""
+    """Writes ``result.json`` into the run folder after ``fit``, ``validate`` and ``test``. Part of
+    every run.
+    """
 
-    def on_fit_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_fit_end(  # type: ignore[override]
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+    ) -> None:
         """Write the file; for an interrupted run it has the metrics of the last round."""
         _write(trainer, algorithm)
 
@@ -37,7 +41,9 @@ class RunResult(FederatedCallback):
 
 
 def summarize_run(
-    trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: Mapping[str, float | Tensor] | None = None
+    trainer: FederatedTrainer,
+    algorithm: FederatedAlgorithm,
+    metrics: Mapping[str, float | Tensor] | None = None,
 ) -> dict[str, Any]:
     """The result of a command, as values that JSON can represent.
 
@@ -81,7 +87,9 @@ def _finite(value: Any) -> Any:
 
 
 def _write(
-    trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: Mapping[str, float | Tensor] | None = None
+    trainer: FederatedTrainer,
+    algorithm: FederatedAlgorithm,
+    metrics: Mapping[str, float | Tensor] | None = None,
 ) -> None:
     if trainer.is_global_zero and trainer.log_dir and not trainer.fast_dev_run:
         text = as_json(summarize_run(trainer, algorithm, metrics), indent=2)

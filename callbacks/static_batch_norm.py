@@ -1,4 +1,6 @@
-"""Static batch norm (sBN): statistics of the global model, computed apart from training (SemiFL, App. B)."""
+"""Static batch norm (sBN): statistics of the global model, computed apart from training (SemiFL,
+App. B).
+"""
 
 from __future__ import annotations
 
@@ -35,29 +37,35 @@ Statistics = dict[str, tuple[Tensor, Tensor]]
 
 
 class StaticBatchNorm(FederatedCallback):
-    """Computes the batch-norm statistics of the global model before it is sent and before it is evaluated.
+    """Computes the batch-norm statistics of the global model before it is sent and before it is
+    evaluated.
 
-    Training steps do not use the statistics. A client uses them when it labels images in evaluation mode. They are
-    computed once for each change of the weights. Networks without static batch norm are not changed.
+    Training steps do not use the statistics. A client uses them when it labels images in evaluation
+    mode. They are computed once for each change of the weights. Networks without static batch norm
+    are not changed.
 
-    The communication is logged. With ``moments``, every client of the federation, drawn or not, downloads the weights
-    for each measurement, under the names ``for statistics ...``; in a deployment, every client that is connected. A
-    client that is then drawn for these weights downloads only the statistics. With ``pooled``, every client uploads its
-    unlabelled images, once in a run.
+    The communication is logged. With ``moments``, every client of the federation, drawn or not,
+    downloads the weights for each measurement, under the names ``for statistics ...``; in a
+    deployment, every client that is connected. A client that is then drawn for these weights
+    downloads only the statistics. With ``pooled``, every client uploads its unlabelled images, once
+    in a run.
 
     Args:
-        source: The images that the statistics are measured on. ``server``: the server's labelled images, without
-            communication. ``moments``: the images of all clients and of the server; each of them sends count, mean and
-            variance per layer, and the server combines these exactly; a client that drops out of the round
-            (``trainer.availability``) sends none. ``pooled``: all training images in one place, as
-            in the authors' code: one sequence of batches, first the labelled images class by class, then all others,
-            including those that the partition assigns to no client; this breaks the privacy of a real federation.
-        average: ``batches``: unweighted mean of the batches' means and variances, as in the authors' code; ``exact``:
-            moments of all images together; ``auto``: ``exact`` for ``moments``, else ``batches``.
+        source: The images that the statistics are measured on. ``server``: the server's labelled
+            images, without communication. ``moments``: the images of all clients and of the server;
+            each of them sends count, mean and variance per layer, and the server combines these
+            exactly; a client that drops out of the round (``trainer.availability``) sends none.
+            ``pooled``: all training images in one place, as in the authors' code: one sequence of
+            batches, first the labelled images class by class, then all others, including those that
+            the partition assigns to no client; this breaks the privacy of a real federation.
+        average: ``batches``: unweighted mean of the batches' means and variances, as in the
+            authors' code; ``exact``: moments of all images together; ``auto``: ``exact`` for
+            ``moments``, else ``batches``.
         batch_size: Images per batch of the measurement.
-        for_clients: Whether clients use the statistics. If not (as when labels come from the forward pass of training),
-            they are computed only in rounds with an evaluation. The checkpoint of another round then has older
-            statistics, which ``validate``, ``test`` and ``predict`` compute again.
+        for_clients: Whether clients use the statistics. If not (as when labels come from the
+            forward pass of training), they are computed only in rounds with an evaluation. The
+            checkpoint of another round then has older statistics, which ``validate``, ``test`` and
+            ``predict`` compute again.
     """
 
     def __init__(
@@ -68,10 +76,13 @@ class StaticBatchNorm(FederatedCallback):
         for_clients: bool = True,
     ) -> None:
         if batch_size < 2:
-            raise ValueError(f"StaticBatchNorm.batch_size is {batch_size}: a variance needs at least 2 samples")
+            raise ValueError(
+                f"StaticBatchNorm.batch_size is {batch_size}: a variance needs at least 2 samples"
+            )
         if source == "moments" and average == "batches":
             raise ValueError(
-                "StaticBatchNorm: source moments combines exactly; leave average out, or use source pooled"
+                "StaticBatchNorm: source moments combines exactly; leave average out, or use "
+                "source pooled"
             )
         self.source = source
         self.average: Literal["batches", "exact"] = "exact" if average == "exact" else "batches"
@@ -82,11 +93,15 @@ class StaticBatchNorm(FederatedCallback):
     def reset(self) -> None:
         """Forget an earlier run."""
         self.version = -1  # of the weights that the statistics belong to
-        self._held_version = -1  # of the weights that the clients downloaded for a measurement within a round
+        self._held_version = (
+            -1
+        )  # of the weights that the clients downloaded for a measurement within a round
         self._has_images = False  # whether the server has received the clients' images
         self._counts = True
 
-    def on_train_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_start(  # type: ignore[override]
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+    ) -> None:
         """Warn if the network has no static batch norm."""
         if trainer.is_global_zero and not has_static_batch_norm(algorithm):
             _log.warning(
@@ -94,7 +109,9 @@ class StaticBatchNorm(FederatedCallback):
                 "model.network.init_args.norm: static_batch, or remove the callback"
             )
 
-    def on_client_phase_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_client_phase_start(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+    ) -> None:
         """Compute the statistics of the model before clients receive it."""
         if self.for_clients:
             self._refresh_in_round(trainer, algorithm)
@@ -109,9 +126,10 @@ class StaticBatchNorm(FederatedCallback):
     def on_evaluation_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Compute the statistics of the model before it is evaluated.
 
-        After a round without an evaluation this is a measurement that a run without a stop does not make. Later rounds
-        do not depend on it: clients download the weights again. If a signal has stopped the run, the measurement is not
-        counted either, because it only completes the model that is saved.
+        After a round without an evaluation this is a measurement that a run without a stop does not
+        make. Later rounds do not depend on it: clients download the weights again. If a signal has
+        stopped the run, the measurement is not counted either, because it only completes the model
+        that is saved.
         """
         self._counts = trainer.state.status != TrainerStatus.INTERRUPTED
         self._refresh(trainer, algorithm)
@@ -125,12 +143,16 @@ class StaticBatchNorm(FederatedCallback):
         }  # fmt: skip
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state from :meth:`state_dict`; statistics of another source are computed again."""
+        """Restore the state from :meth:`state_dict`.
+
+        Statistics of another source are computed again.
+        """
         version, source = state_dict["version"], state_dict["source"]
         same = (source, state_dict["average"]) == (self.source, self.average)
         if not same:
             _log.warning(
-                "StaticBatchNorm: the checkpoint has statistics with source %s and average %s; from now on they are "
+                "StaticBatchNorm: the checkpoint has statistics with source %s and average %s; "
+                "from now on they are "
                 "measured with %s and %s", source, state_dict["average"], self.source, self.average,
             )  # fmt: skip
         self.version = version if same else -1
@@ -159,57 +181,99 @@ class StaticBatchNorm(FederatedCallback):
         if self.source == "pooled" and self._counts and not self._has_images:
             self._send_images(trainer)
             self._has_images = True
-        batches = self._labeled_batches(trainer) if self.source == "server" else self._pooled_batches(trainer)
+        batches = (
+            self._labeled_batches(trainer)
+            if self.source == "server"
+            else self._pooled_batches(trainer)
+        )
         return average_moments(self._measure(trainer, algorithm, batches), self.average)
 
     @staticmethod
     def _measure(
         trainer: FederatedTrainer, algorithm: FederatedAlgorithm, batches: list[Tensor]
     ) -> dict[str, list[Moments]]:
-        """The moments of all batches of indices, which are divided among the ranks; bitwise those of one rank."""
-        own, data = batches[trainer.global_rank :: trainer.world_size], trainer.local_data(sampling.SERVER)
+        """The moments of all batches of indices, which are divided among the ranks.
+
+        Bitwise those of one rank.
+        """
+        own, data = (
+            batches[trainer.global_rank :: trainer.world_size],
+            trainer.local_data(sampling.SERVER),
+        )
         parts = [batch_moments(algorithm, [data.plain(batch)]) for batch in own]
-        ranks = trainer.gather(move_data_to_device(parts, torch.device("cpu"))) if trainer.world_size > 1 else [parts]
-        ordered = [ranks[number % len(ranks)][number // len(ranks)] for number in range(len(batches))]
-        return {name: [m for part in ordered for m in part[name]] for name in batch_norm_layers(algorithm)}
+        ranks = (
+            trainer.gather(move_data_to_device(parts, torch.device("cpu")))
+            if trainer.world_size > 1
+            else [parts]
+        )
+        ordered = [
+            ranks[number % len(ranks)][number // len(ranks)] for number in range(len(batches))
+        ]
+        return {
+            name: [m for part in ordered for m in part[name]]
+            for name in batch_norm_layers(algorithm)
+        }
 
     def _labeled_batches(self, trainer: FederatedTrainer) -> list[Tensor]:
-        """Batches of indices of the server's labelled images, in data-set order: every batch has many classes."""
+        """Batches of indices of the server's labelled images, in data-set order: every batch has
+        many classes.
+        """
         data = trainer.local_data(sampling.SERVER)
         return measuring_batches(data.labeled.sort().values, self.batch_size)
 
     def _pooled_batches(self, trainer: FederatedTrainer) -> list[Tensor]:
-        """Batches of indices of all images: the labelled ones class by class, then the rest in data-set order."""
+        """Batches of indices of all images: the labelled ones class by class, then the rest in
+        data-set order.
+        """
         data = trainer.local_data(sampling.SERVER)
         by_class = data.labels.argsort(stable=True)
         images = torch.cat([data.labeled[by_class], trainer.datamodule.images_outside_the_server()])
         return measuring_batches(images, self.batch_size)
 
-    def _all_moments(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> list[dict[str, Moments]]:
-        """The moments of the server and then of every client in order; the parties are divided among the ranks."""
+    def _all_moments(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+    ) -> list[dict[str, Moments]]:
+        """The moments of the server and then of every client in order.
+
+        The parties are divided among the ranks.
+        """
         parties = range(sampling.SERVER, trainer.datamodule.num_clients)
-        weights = {f"for statistics {name}": size for name, size in sizes_of(algorithm.server.parameters).items()}
+        weights = {
+            f"for statistics {name}": size
+            for name, size in sizes_of(algorithm.server.parameters).items()
+        }
         mine = {}
         own = parties[trainer.global_rank :: trainer.world_size]
-        for client in algorithm.federation.reached([party for party in own if party != sampling.SERVER]):
+        for client in algorithm.federation.reached(
+            [party for party in own if party != sampling.SERVER]
+        ):
             self._transfer(trainer, client, "down", weights)
-        present = [party for party in own if party == sampling.SERVER or not trainer.drops_out(party)]
+        present = [
+            party for party in own if party == sampling.SERVER or not trainer.drops_out(party)
+        ]
         for party, moments in algorithm.federation.moments(present, self.batch_size):
             if moments:
                 mine[party] = moments
             if party != sampling.SERVER:
                 self._transfer(trainer, party, "up", _sizes_of_moments(moments))
         sent = move_data_to_device(mine, torch.device("cpu")) if trainer.world_size > 1 else mine
-        everyone = {party: moments for part in trainer.gather(sent) for party, moments in part.items()}
+        everyone = {
+            party: moments for part in trainer.gather(sent) for party, moments in part.items()
+        }
         return [everyone[party] for party in parties if party in everyone]
 
-    def _transfer(self, trainer: FederatedTrainer, client: int, direction: Direction, sizes: dict[str, int]) -> None:
+    def _transfer(
+        self, trainer: FederatedTrainer, client: int, direction: Direction, sizes: dict[str, int]
+    ) -> None:
         if self._counts:
             trainer.transfer(client, direction, sizes)
 
     @staticmethod
     def _send_images(trainer: FederatedTrainer) -> None:
-        """Log the upload of the clients' unlabelled images; the clients are divided among the ranks."""
+        """Log the upload of the clients' unlabelled images.
+
+        The clients are divided among the ranks.
+        """
         clients = range(trainer.datamodule.num_clients)
         for client in clients[trainer.global_rank :: trainer.world_size]:
             data = trainer.local_data(client)
@@ -217,7 +281,10 @@ class StaticBatchNorm(FederatedCallback):
 
 
 def _sizes_of_moments(moments: dict[str, Moments]) -> dict[str, int]:
-    """Bytes of a client's moments by name; a count has 8 bytes. A client with too few images has no moments."""
+    """Bytes of a client's moments by name.
+
+    A count has 8 bytes. A client with too few images has no moments.
+    """
     sizes: dict[str, int] = {}
     for layer, found in moments.items():
         parts = {"count": 8, "mean": found.mean.nbytes, "variance": found.variance.nbytes}

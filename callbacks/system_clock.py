@@ -20,14 +20,16 @@ _log = logging.getLogger(__name__)
 
 
 class SystemClock(FederatedCallback):
-    """Logs the time of rounds on the trainer's ``system``. A trainer with this key adds the callback.
+    """Logs the time of rounds on the trainer's ``system``. A trainer with this key adds the
+    callback.
 
-    ``system/round_s`` is the time of the round. ``system/compute_s`` and ``system/transfer_s`` are the times of its
-    slowest client, and ``system/server_s`` is the time of the server. Clients that dropped out or were late do not
-    count; with a deadline, the server may wait for them until then, ``system/waiting_s``. ``system/seconds``,
-    ``system/download_bytes`` and ``system/upload_bytes`` are sums over all rounds so far. ``system/step_work`` is the
-    mean work of a client's step in plain steps. Only transfers and training steps take simulated time; labelling before
-    the first step, statistics, averaging and evaluation take none.
+    ``system/round_s`` is the time of the round. ``system/compute_s`` and ``system/transfer_s`` are
+    the times of its slowest client, and ``system/server_s`` is the time of the server. Clients that
+    dropped out or were late do not count; with a deadline, the server may wait for them until then,
+    ``system/waiting_s``. ``system/seconds``, ``system/download_bytes`` and ``system/upload_bytes``
+    are sums over all rounds so far. ``system/step_work`` is the mean work of a client's step in
+    plain steps. Only transfers and training steps take simulated time; labelling before the first
+    step, statistics, averaging and evaluation take none.
 
     Raises:
         ValueError: In ``fit``, if the trainer has no ``system``.
@@ -44,13 +46,16 @@ class SystemClock(FederatedCallback):
         self._usages: dict[int, Usage] = defaultdict(Usage)
         self._server_steps = 0
 
-    def on_train_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_start(  # type: ignore[override]
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+    ) -> None:
         """Warn if the rounds before the checkpoint were not timed."""
         if trainer.system is None:
             raise ValueError("the callback SystemClock needs the key trainer.system, which adds it")
         if trainer.round_index and not self.seconds:
             _log.warning(
-                "trainer.system: the checkpoint is from a run without this key; system/* are sums from round %d on",
+                "trainer.system: the checkpoint is from a run without this key; system/* are sums "
+                "from round %d on",
                 trainer.round_index + 1,
             )
 
@@ -69,12 +74,16 @@ class SystemClock(FederatedCallback):
         else:
             usage.up += size
 
-    def on_client_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
+    def on_client_end(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate
+    ) -> None:
         """Add the client's steps and their work."""
         work = update.num_steps * trainer.step_work[update.client]
         self._usages[update.client] += Usage(steps=update.num_steps, work=work)
 
-    def on_server_batch_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, step: int) -> None:
+    def on_server_batch_end(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, step: int
+    ) -> None:
         """Count the server's steps, which every rank repeats."""
         self._server_steps += 1
 
@@ -95,28 +104,48 @@ class SystemClock(FederatedCallback):
             self._server_steps,
             server_in_parallel=getattr(algorithm, "server_phase", "") == "parallel",
             batch_size=trainer.datamodule.client_batch_size,
-            left_out=[client for client, outcome in trainer.participation.items() if outcome in ("dropped", "late")],
+            left_out=[
+                client
+                for client, outcome in trainer.participation.items()
+                if outcome in ("dropped", "late")
+            ],
             at_least=self._seconds_waited(trainer),
         )
         self._usages, self._server_steps = defaultdict(Usage), 0
         self.seconds += duration.total
         self.downloaded += sum(usage.down for usage in usages.values())
         self.uploaded += sum(usage.up for usage in usages.values())
-        if trainer.is_global_zero:  # the mean over ranks is then bitwise identical to the value of rank 0
+        if (
+            trainer.is_global_zero
+        ):  # the mean over ranks is then bitwise identical to the value of rank 0
             for name, value in {
-                "round_s": duration.total, "compute_s": duration.compute, "transfer_s": duration.transfer,
-                "server_s": duration.server, "seconds": self.seconds,
+                "round_s": duration.total,
+                "compute_s": duration.compute,
+                "transfer_s": duration.transfer,
+                "server_s": duration.server,
+                "seconds": self.seconds,
                 **({} if trainer.faults.deadline_s is None else {"waiting_s": duration.waiting}),
-                **({"step_work": sum(u.work for u in usages.values()) / sum(steps)} if any(steps) else {}),
-                "download_bytes": self.downloaded, "upload_bytes": self.uploaded,
-            }.items():  # fmt: skip
+                **(
+                    {"step_work": sum(u.work for u in usages.values()) / sum(steps)}
+                    if any(steps)
+                    else {}
+                ),
+                "download_bytes": self.downloaded,
+                "upload_bytes": self.uploaded,
+            }.items():
                 trainer.log(f"system/{name}", value)
 
     def _seconds_waited(self, trainer: FederatedTrainer) -> float:
-        """The deadline if the server has waited for it: a client is missing, and there were not enough others."""
+        """The deadline if the server has waited for it: a client is missing, and there were not
+        enough others.
+        """
         outcomes, deadline_s = list(trainer.participation.values()), trainer.faults.deadline_s
         missing = sum(outcome in ("dropped", "late") for outcome in outcomes)
-        if deadline_s is None or not missing or len(outcomes) - missing >= trainer.clients_per_round:
+        if (
+            deadline_s is None
+            or not missing
+            or len(outcomes) - missing >= trainer.clients_per_round
+        ):
             return 0.0
         return deadline_s
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import matplotlib as mpl
 import yaml
-from build_results import DOCS, RESULTS, accuracies, cells_of, values_of
 from matplotlib import pyplot as plt
 
+from build_results import DOCS, RESULTS, accuracies, cells_of, values_of
 from lightning_fedssl.comparison.verdicts import FEWEST, interval
 
 IMAGES = DOCS / "images"

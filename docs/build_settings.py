@@ -13,10 +13,10 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from build_pictures import GREY, INK, bare, save
-from build_results import DOCS, RESULTS
 from matplotlib import pyplot as plt
 
+from build_pictures import GREY, INK, bare, save
+from build_results import DOCS, RESULTS
 from lightning_fedssl.comparison.verdicts import FEWEST, Paired, paired
 
 PAGE = DOCS / "settings.md"

@@ -18,7 +18,14 @@ from lightning_fedssl.cli.experiment import Experiment
 from lightning_fedssl.data import *
 from lightning_fedssl.models import *
 from lightning_fedssl.schedules import Constant, Cosine, FractionalCosine, Schedule
-from lightning_fedssl.system import Availability, Device, DiurnalDropout, RandomDropout, SystemModel, UnevenDropout
+from lightning_fedssl.system import (
+    Availability,
+    Device,
+    DiurnalDropout,
+    RandomDropout,
+    SystemModel,
+    UnevenDropout,
+)
 from lightning_fedssl.trainer import *
 
 __all__ = [

@@ -1,20 +1,21 @@
-"""The base class of all algorithms: federated averaging, divided into functions that an algorithm may override.
+"""The base class of all algorithms: federated averaging, divided into functions that an algorithm
+may override.
 
 An algorithm overrides the smallest function that its paper changes::
 
     training_step          the loss of a client's batch
     server_training_step   the loss of a server's batch
-    on_client_start        what a client prepares (pseudo-labels, batches), or that it skips the round
-    on_client_end          what a client adds to its update, and the state that it stores
+    on_client_start        what a client prepares (pseudo-labels, batches), or that it skips the
+    round on_client_end          what a client adds to its update, and the state that it stores
     client_weight          the weight of an update in the average
     broadcast              what one client receives
     accumulate             what is summed over the clients
     aggregate              the new global model, computed from the sums
     round                  the order of these steps
 
-``self.federation`` is the context of a run (:class:`~lightning_fedssl.federation.Federation`: round, learning rate,
-cohort, ...). ``self.server`` is the state of the server, ``self.clients`` the persistent state of the clients. The page
-``docs/adding_a_method.md`` shows complete methods.
+``self.federation`` is the context of a run (:class:`~lightning_fedssl.federation.Federation`:
+round, learning rate, cohort, ...). ``self.server`` is the state of the server, ``self.clients`` the
+persistent state of the clients. The page ``docs/adding_a_method.md`` shows complete methods.
 """
 
 from __future__ import annotations
@@ -48,35 +49,43 @@ if TYPE_CHECKING:
 
 
 MOST_EPOCHS = 1e6
-"""Epochs of a party in a round at most: a larger number is a mistake, and its steps could not be counted."""
+"""Epochs of a party in a round at most: a larger number is a mistake, and its steps could not be
+counted."""
 
 
 class FederatedAlgorithm(LightningModule):
-    """Federated averaging with optional training at the server after it; the base class of all algorithms.
+    """Federated averaging with optional training at the server after it.
 
-    The optimizers and the learning rate are the arguments ``optimizer``, ``server_optimizer`` and ``schedule``, not
-    what ``configure_optimizers`` returns: every party has an optimizer of its own.
+    The base class of all algorithms.
+
+    The optimizers and the learning rate are the arguments ``optimizer``, ``server_optimizer`` and
+    ``schedule``, not what ``configure_optimizers`` returns: every party has an optimizer of its
+    own.
 
     Args:
-        network: The network to train. ``num_classes`` and the input shape are filled in from the data.
+        network: The network to train. ``num_classes`` and the input shape are filled in from the
+            data.
         optimizer: The optimizer of a client's steps.
         server_optimizer: The optimizer of the server's steps; ``optimizer`` if left out.
         schedule: The learning rate over the rounds, for clients and server alike.
-        client_epochs: E, local epochs of a client in a round; below 1 a fraction of an epoch, at least one step.
-        server_epochs: Epochs of the server over its labelled images in a round; 0 for no server training.
+        client_epochs: E, local epochs of a client in a round; below 1 a fraction of an epoch, at
+            least one step.
+        server_epochs: Epochs of the server over its labelled images in a round; 0 for no server
+            training.
         client_weighting: A client's weight in the mean: its number of ``samples``, or ``uniform``.
-        gradient_clip_norm: Largest L2 norm of a gradient, at clients and server; larger gradients are scaled down. No
-            clipping if left out.
-        keep_client_optimizer: The optimizer state of a client (momentum) persists until the client is drawn again. It
-            costs the size of a model per client.
+        gradient_clip_norm: Largest L2 norm of a gradient, at clients and server; larger gradients
+            are scaled down. No clipping if left out.
+        keep_client_optimizer: The optimizer state of a client (momentum) persists until the client
+            is drawn again. It costs the size of a model per client.
         keep_server_optimizer: The optimizer state of the server persists between rounds.
-        init_from: A file with the initial weights of the network: safetensors, a checkpoint, or a saved ``state_dict``
-            (:func:`~lightning_fedssl.models.pretrained.load_weights`). Left out: random weights.
-        init_except: Names or patterns of tensors that ``init_from`` leaves as they are, such as ``[classifier]`` where
-            the file is of other classes.
-        freeze: Names or patterns of layers or weights that are not trained, such as ``["*", "!classifier"]``. Every
-            party has them before the run: they are neither sent nor averaged
-            (:func:`~lightning_fedssl.functional.frozen.freeze`).
+        init_from: A file with the initial weights of the network: safetensors, a checkpoint, or a
+            saved ``state_dict`` (:func:`~lightning_fedssl.models.pretrained.load_weights`). Left
+            out: random weights.
+        init_except: Names or patterns of tensors that ``init_from`` leaves as they are, such as
+            ``[classifier]`` where the file is of other classes.
+        freeze: Names or patterns of layers or weights that are not trained, such as ``["*",
+            "!classifier"]``. Every party has them before the run: they are neither sent nor
+            averaged (:func:`~lightning_fedssl.functional.frozen.freeze`).
         num_classes: Number of classes; taken from the data if left out.
         in_shape: (channels, height, width) of an image; taken from the data if left out.
 
@@ -85,13 +94,15 @@ class FederatedAlgorithm(LightningModule):
         server: The state of the server: the global model, and what a method stores there.
         clients: The persistent states of the clients.
         network: The network, once ``configure_model`` has built it.
-        local_modules: Names of modules that a client needs in its round only, such as a local teacher. They are not
-            part of the global model: they are not sent, averaged, evaluated or saved. ``on_client_start`` sets them.
+        local_modules: Names of modules that a client needs in its round only, such as a local
+            teacher. They are not part of the global model: they are not sent, averaged, evaluated
+            or saved. ``on_client_start`` sets them.
         trains_clients: Whether clients train at all.
-        steps_per_round: T, if clients and server all make T steps in a round; the schedule then sets the rate of each
-            step. With None the rate is constant within a round.
-        clients_use_statistics: Whether clients evaluate the network that they receive, as to label images. Then the
-            statistics of static batch norm are measured before every round, and otherwise only for an evaluation.
+        steps_per_round: T, if clients and server all make T steps in a round; the schedule then
+            sets the rate of each step. With None the rate is constant within a round.
+        clients_use_statistics: Whether clients evaluate the network that they receive, as to label
+            images. Then the statistics of static batch norm are measured before every round, and
+            otherwise only for an evaluation.
     """
 
     local_modules: ClassVar[frozenset[str]] = frozenset()
@@ -127,12 +138,34 @@ class FederatedAlgorithm(LightningModule):
             require(not isinstance(made, Optimizer), key, f"a {name} of a model's weights", remedy)
         self.save_hyperparameters()
         valid_server_epochs = 0 <= server_epochs <= MOST_EPOCHS
-        require(0 < client_epochs <= MOST_EPOCHS, "client_epochs", client_epochs, "give a finite number above 0")
-        require(valid_server_epochs, "server_epochs", server_epochs, "give 0 (no server training) or more")
+        require(
+            0 < client_epochs <= MOST_EPOCHS,
+            "client_epochs",
+            client_epochs,
+            "give a finite number above 0",
+        )
+        require(
+            valid_server_epochs,
+            "server_epochs",
+            server_epochs,
+            "give 0 (no server training) or more",
+        )
         clip_is_valid = gradient_clip_norm is None or gradient_clip_norm > 0
-        require(clip_is_valid, "gradient_clip_norm", gradient_clip_norm, "give a number above 0, or null for none")
-        require(init_from is not None or not init_except, "init_except", init_except, "it needs model.init_from")
-        vars(self)["network_factory"] = network  # Module.__setattr__ would register a built network as a layer
+        require(
+            clip_is_valid,
+            "gradient_clip_norm",
+            gradient_clip_norm,
+            "give a number above 0, or null for none",
+        )
+        require(
+            init_from is not None or not init_except,
+            "init_except",
+            init_except,
+            "it needs model.init_from",
+        )
+        vars(self)["network_factory"] = (
+            network  # Module.__setattr__ would register a built network as a layer
+        )
         self.network_factory: NetworkFactory
         self.optimizer_factory = optimizer
         self.server_optimizer_factory = server_optimizer or optimizer
@@ -151,12 +184,16 @@ class FederatedAlgorithm(LightningModule):
         self.clients = ClientStore()
         self.collector: Callable[[str, Any, float], None] | None = None
         self.step_factors: Sequence[float] = ()
-        self.origin: Mapping[str, Any] = {}  # the data that the model was trained on; see trainer/checkpointing.py
+        self.origin: Mapping[
+            str, Any
+        ] = {}  # the data that the model was trained on; see trainer/checkpointing.py
 
     @classmethod
     def from_lightning(cls, *args: Any, **kwargs: Any) -> Any:
         """Refused here: only FedAvg and FixMatch train a LightningModule."""
-        raise ValueError(f"{cls.__name__}.from_lightning: only FedAvg and FixMatch train a LightningModule")
+        raise ValueError(
+            f"{cls.__name__}.from_lightning: only FedAvg and FixMatch train a LightningModule"
+        )
 
     @property
     def trainer(self) -> Any:
@@ -167,7 +204,8 @@ class FederatedAlgorithm(LightningModule):
     def trainer(self, trainer: Any) -> None:
         if isinstance(trainer, Trainer):
             raise TypeError(
-                f"{type(self).__name__} is trained by lightning_fedssl.FederatedTrainer().fit(...), not by Lightning's "
+                f"{type(self).__name__} is trained by "
+                "lightning_fedssl.FederatedTrainer().fit(...), not by Lightning's "
                 "Trainer, which knows no clients"
             )
         LightningModule.trainer.__set__(self, trainer)  # type: ignore[attr-defined]
@@ -179,16 +217,23 @@ class FederatedAlgorithm(LightningModule):
         return state
 
     def configure_model(self) -> None:
-        """Build the network, with weights that are a function of the seed or of a file; do nothing if it exists."""
+        """Build the network, with weights that are a function of the seed or of a file.
+
+        Do nothing if it exists.
+        """
         if hasattr(self, "network"):
             return
         if self.num_classes is None or self.in_shape is None:
             raise ValueError(
-                "model.num_classes and model.in_shape are not known yet: a trainer takes them from the data"
+                "model.num_classes and model.in_shape are not known yet: a trainer takes them "
+                "from the data"
             )
         with torch.random.fork_rng(devices=[]):
-            # torch.manual_seed would also seed the generators of GPUs, which fork_rng does not restore here.
-            torch.default_generator.manual_seed(sampling.derive_key(sampling.global_seed(), "initial weights"))
+            # torch.manual_seed would also seed the generators of GPUs, which fork_rng does not
+            # restore here.
+            torch.default_generator.manual_seed(
+                sampling.derive_key(sampling.global_seed(), "initial weights")
+            )
             self.network = build_network(self.network_factory, self.num_classes, (*self.in_shape,))
         if self.init_from is not None:
             load_weights(self.network, self.init_from, self.init_except)
@@ -202,7 +247,9 @@ class FederatedAlgorithm(LightningModule):
         """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(batch, classes)`` of images ``(batch, channels, height, width)``, in 32 bits or more."""
+        """Logits ``(batch, classes)`` of images ``(batch, channels, height, width)``, in 32 bits or
+        more.
+        """
         return at_least_float32(self.network(x))
 
     # What a client does.
@@ -212,33 +259,42 @@ class FederatedAlgorithm(LightningModule):
         return self.server.model()
 
     def download_sizes(self, client: int, received: State) -> dict[str, int]:
-        """Bytes of each tensor of a client's download, by name, without tensors that the client already has.
+        """Bytes of each tensor of a client's download, by name, without tensors that the client
+        already has.
 
         Args:
             client: The client.
             received: Its broadcast.
         """
-        held = self.server.parameters if self.server.last_broadcast_version == self.server.version else {}
+        held = (
+            self.server.parameters
+            if self.server.last_broadcast_version == self.server.version
+            else {}
+        )
         return sizes_of({name: t for name, t in received.items() if held.get(name) is not t})
 
     def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
-        """Bytes of each tensor of a client's upload, by name: by default all tensors of the update."""
+        """Bytes of each tensor of a client's upload,
+        by name: by default all tensors of the update.
+        """
         return update.sizes()
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """What a client does in this round. A client without steps skips the round.
 
-        The working module holds the broadcast. By default a client trains on its labelled images. Several clients may
-        start before the first of them ends. Therefore a value for ``on_client_end`` must be in ``LocalWork.payload``,
-        not in an attribute.
+        The working module holds the broadcast. By default a client trains on its labelled images.
+        Several clients may start before the first of them ends. Therefore a value for
+        ``on_client_end`` must be in ``LocalWork.payload``, not in an attribute.
         """
         return labeled_work(data, self.client_epochs)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """The loss of a client's batch; None skips the batch. By default cross-entropy on labelled images.
+        """The loss of a client's batch.
 
-        As in Lightning it may also be in a dictionary, as ``{"loss": loss}``. Attributes must not be changed: clients
-        that train together (``trainer.clients_at_once``) share them.
+        None skips the batch. By default cross-entropy on labelled images.
+
+        As in Lightning it may also be in a dictionary, as ``{"loss": loss}``. Attributes must not
+        be changed: clients that train together (``trainer.clients_at_once``) share them.
 
         Args:
             batch: The tensors of a step.
@@ -247,20 +303,26 @@ class FederatedAlgorithm(LightningModule):
         return F.cross_entropy(self(batch["x"]), batch["y"])
 
     def state_owner(self, client: int) -> int:
-        """The number under which ``self.clients`` stores a client's optimizer state: by default the client's."""
+        """The number under which ``self.clients`` stores a client's optimizer state: by default the
+        client's.
+        """
         return client
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
-        """The update as it is sent: a method may change it, and may store state of the client in ``self.clients``.
+        """The update as it is sent: a method may change it, and may store state of the client in
+        ``self.clients``.
 
-        The working module holds the client's result. The state is stored only if the server accepts the update.
+        The working module holds the client's result. The state is stored only if the server accepts
+        the update.
         """
         return update
 
     # What the server does.
 
     def on_round_start(self) -> None:
-        """Prepare a round before its training: set values that change once per round, or check them."""
+        """Prepare a round before its training: set values that change once per round, or check
+        them.
+        """
 
     def on_server_start(self, data: LocalData) -> LocalWork:
         """The local work of the server: by default epochs on its labelled images."""
@@ -271,7 +333,9 @@ class FederatedAlgorithm(LightningModule):
         return F.cross_entropy(self(batch["x"]), batch["y"])
 
     def client_weight(self, update: ClientUpdate) -> float:
-        """The weight of an update in the average: its number of images, or 1 with ``client_weighting: uniform``."""
+        """The weight of an update in the average: its number of images, or 1 with
+        ``client_weighting: uniform``.
+        """
         return update.num_samples if self.client_weighting == "samples" else 1.0
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
@@ -296,21 +360,25 @@ class FederatedAlgorithm(LightningModule):
     # What is evaluated and logged.
 
     def evaluated_model(self) -> State:
-        """The weights and buffers that are evaluated and saved as the result: by default the global model."""
+        """The weights and buffers that are evaluated and saved as the result: by default the global
+        model.
+        """
         return self.server.model()
 
     def configured_network(self) -> nn.Module:
-        """The network as ``network`` configures it, with the working module's weights, under its own names.
+        """The network as ``network`` configures it, with the working module's weights, under its
+        own names.
 
-        A method that splits or replaces the network overrides this, so that the exported weights fit the user's class.
+        A method that splits or replaces the network overrides this, so that the exported weights
+        fit the user's class.
         """
         return self.network
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Complete the evaluated model, which Lightning's ``load_from_checkpoint`` loads.
 
-        The evaluated model may lack tensors that only training needs, such as a teacher. They are taken from the global
-        model.
+        The evaluated model may lack tensors that only training needs, such as a teacher. They are
+        taken from the global model.
         """
         saved, names = checkpoint["federation"], self.state_dict()
         local = {name: t for name, t in names.items() if is_local(name, self.local_modules)}
@@ -318,11 +386,17 @@ class FederatedAlgorithm(LightningModule):
         checkpoint["state_dict"] = {name: known[name] for name in names if name in known}
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor | None:
-        """Log the loss of a validation batch; returns the logits, of which the trainer computes its metrics."""
+        """Log the loss of a validation batch.
+
+        Returns the logits, of which the trainer computes its metrics.
+        """
         return self._evaluation_step(batch, "val")
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor | None:
-        """Log the loss of a test batch; returns the logits, of which the trainer computes its metrics."""
+        """Log the loss of a test batch.
+
+        Returns the logits, of which the trainer computes its metrics.
+        """
         return self._evaluation_step(batch, "test")
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
@@ -338,25 +412,34 @@ class FederatedAlgorithm(LightningModule):
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Add a value to a scalar's weighted mean over the round and all ranks.
 
-        The weight is ``batch_size``, or 1 if it is left out. A value of weight 0, such as a mean over no image, does
-        not count.
+        The weight is ``batch_size``, or 1 if it is left out. A value of weight 0, such as a mean
+        over no image, does not count.
         """
         if self.collector is None:
             super().log(name, value, *args, **kwargs)
         else:
             if isinstance(value, Tensor) and value.numel() != 1:
                 raise ValueError(
-                    f"{type(self).__name__}.log: the value of {name} is a tensor of shape {tuple(value.shape)}: log "
+                    f"{type(self).__name__}.log: the value of {name} is a tensor of shape "
+                    f"{tuple(value.shape)}: log "
                     "one number, such as its mean"
                 )
             weight = kwargs.get("batch_size")
             self.collector(name, value, 1 if weight is None else weight)
 
     def uploaded_buffers(self) -> list[str]:
-        """Names of the floating buffers that clients upload for the average: none of static or frozen batch norms."""
-        static = {name for name, module in self.named_modules() if isinstance(module, StaticBatchNorm2d)}
+        """Names of the floating buffers that clients upload for the average: none of static or
+        frozen batch norms.
+        """
+        static = {
+            name for name, module in self.named_modules() if isinstance(module, StaticBatchNorm2d)
+        }
         shared = self.server.buffers
-        return [n for n, t in shared.items() if t.is_floating_point() and n.rpartition(".")[0] not in static]
+        return [
+            n
+            for n, t in shared.items()
+            if t.is_floating_point() and n.rpartition(".")[0] not in static
+        ]
 
 
 class JointStep(NamedTuple):
@@ -365,8 +448,9 @@ class JointStep(NamedTuple):
     Attributes:
         loss: The loss, a mean over the images of all clients.
         pseudo: The pseudo-labels of the images, if any.
-        image_losses: The loss of each image, ``(clients * batch,)``, whose mean is ``loss``. The mean over a client's
-            images is logged as its loss. If left out, ``loss`` is logged for every client.
+        image_losses: The loss of each image, ``(clients * batch,)``, whose mean is ``loss``. The
+            mean over a client's images is logged as its loss. If left out, ``loss`` is logged for
+            every client.
     """
 
     loss: Tensor
@@ -377,10 +461,12 @@ class JointStep(NamedTuple):
 class JointAlgorithm(FederatedAlgorithm):
     """The base of split learning: clients and server train one network together, step by step.
 
-    In :meth:`Federation.train_jointly` every client of the cohort has its own copy of the part of the network that
-    :meth:`at_clients` names. At every step each client uploads what :meth:`client_features` computes from its batch.
-    The server makes one step on the loss of :meth:`joint_training_step`. Every client downloads the gradient of its
-    features and makes one step. All batches have one size, and all clients make equally many steps.
+    In :meth:`Federation.train_jointly` every client of the cohort has its own copy of the part of
+    the network that
+    :meth:`at_clients` names. At every step each client uploads what :meth:`client_features`
+    computes from its batch. The server makes one step on the loss of :meth:`joint_training_step`.
+    Every client downloads the gradient of its features and makes one step. All batches have one
+    size, and all clients make equally many steps.
     """
 
     def at_clients(self, name: str) -> bool:
@@ -388,27 +474,34 @@ class JointAlgorithm(FederatedAlgorithm):
         raise NotImplementedError(f"{type(self).__name__} must override at_clients")
 
     def client_features(self, batch: Batch, batch_idx: int) -> State:
-        """What a client uploads at a step, ``(batch, ...)`` each; only ``student`` receives a gradient."""
+        """What a client uploads at a step, ``(batch, ...)`` each.
+
+        Only ``student`` receives a gradient.
+        """
         raise NotImplementedError(f"{type(self).__name__} must override client_features")
 
     def joint_training_step(self, features: State, batch_idx: int) -> JointStep:
         """The loss of the server at a step.
 
         Args:
-            features: What the clients uploaded, ``(clients, batch, ...)`` each, in the cohort's order.
+            features: What the clients uploaded, ``(clients, batch, ...)`` each, in the cohort's
+                order.
             batch_idx: The step.
         """
         raise NotImplementedError(f"{type(self).__name__} must override joint_training_step")
 
     def step_sizes(self, client: int, features: State) -> tuple[dict[str, int], dict[str, int]]:
-        """Bytes by name that a client uploads and downloads at one step: by default its features, and their gradient.
+        """Bytes by name that a client uploads and downloads at one step: by default its features,
+        and their gradient.
 
         Args:
             client: The client.
             features: What it uploaded, ``(batch, ...)`` each.
         """
         sizes = sizes_of(features)
-        return {f"{name} features": size for name, size in sizes.items()}, {"feature gradients": sizes["student"]}
+        return {f"{name} features": size for name, size in sizes.items()}, {
+            "feature gradients": sizes["student"]
+        }
 
 
 def require(valid: bool, key: str, value: object, remedy: str) -> None:

@@ -1,4 +1,6 @@
-"""Local work: the steps that a client or the server makes in one round, and all functions that build their batches."""
+"""Local work: the steps that a client or the server makes in one round, and all functions that
+build their batches.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,24 @@ from lightning_fedssl.state import Batch
 
 @dataclass(frozen=True)
 class LocalWork:
-    """What one party, a client or the server, does in one round: a number of steps, and the batch of each.
+    """What one party, a client or the server, does in one round: a number of steps, and the batch
+    of each.
 
     Attributes:
         num_samples: Images trained on, the client's usual weight in the average.
         num_steps: Optimizer steps; 0 means that the client skips the round.
         batch: Returns the batch of a step; called for the steps 0, 1, ... in order.
         pseudo_labels: The pseudo-labels of the party's unlabelled images, for diagnostics.
-        control_variate: Tensors by the names of the weights, added to the gradient of every step after clipping.
-        epoch_steps: Steps after which every image has been visited once, for passes over all of the data.
-        extra_download: Tensors that the client requests from the server after it has seen its broadcast. They are
-            loaded into the working module, and counted as downloaded.
-        payload: Tensors that ``on_client_end`` finds in the update's payload; they are uploaded unless it removes them.
-        train: Trains the working module in place of the loop over ``batch``. It is called with the number of steps, and
-            with a function to call with the number of each step after it.
+        control_variate: Tensors by the names of the weights, added to the gradient of every step
+            after clipping.
+        epoch_steps: Steps after which every image has been visited once, for passes over all of the
+            data.
+        extra_download: Tensors that the client requests from the server after it has seen its
+            broadcast. They are loaded into the working module, and counted as downloaded.
+        payload: Tensors that ``on_client_end`` finds in the update's payload; they are uploaded
+            unless it removes them.
+        train: Trains the working module in place of the loop over ``batch``. It is called with the
+            number of steps, and with a function to call with the number of each step after it.
     """
 
     num_samples: int
@@ -48,7 +54,9 @@ class LocalWork:
 
     def limited(self, max_steps: int | None) -> LocalWork:
         """The same work with at most ``max_steps`` steps; None for no limit."""
-        return self if max_steps is None else replace(self, num_steps=min(self.num_steps, max_steps))
+        return (
+            self if max_steps is None else replace(self, num_steps=min(self.num_steps, max_steps))
+        )
 
     def __iter__(self) -> Iterator[Batch]:
         return (self.batch(step) for step in range(self.num_steps))
@@ -67,10 +75,12 @@ def epochs_of(
 ) -> LocalWork:
     """Local work on ``count`` images in batches, for a number of epochs or of steps.
 
-    With ``epochs`` the last, shorter batch of an epoch is kept. With ``steps`` batches are full: an epoch ends when
-    fewer images are left than a batch, and the next begins (fewer images than one batch are all taken).
+    With ``epochs`` the last, shorter batch of an epoch is kept. With ``steps`` batches are full: an
+    epoch ends when fewer images are left than a batch, and the next begins (fewer images than one
+    batch are all taken).
 
-    Views are computed for several batches in one call and then sliced: for some whole epochs, or a part of one.
+    Views are computed for several batches in one call and then sliced: for some whole epochs, or a
+    part of one.
 
     Args:
         make_batch: Returns the tensors of rows ``(n,)``, of whose visits it draws random numbers.
@@ -91,12 +101,16 @@ def epochs_of(
         nonlocal made, batches
         if step not in made:
             made = _chunk_of(step, batch_size, steps_per_epoch, visited, chunk)
-            made = range(made.start, max(min(made.stop, num_steps), step + 1))  # no views that no step needs
+            made = range(
+                made.start, max(min(made.stop, num_steps), step + 1)
+            )  # no views that no step needs
             visits = Visits(tuple(_spans(made, batch_size, steps_per_epoch, visited)))
             batches = _split(make_batch(visits.select(order), visits), batch_size, visits)
         return batches[step - made.start]
 
-    return LocalWork(count if num_steps else 0, num_steps, batch, pseudo_labels, epoch_steps=steps_per_epoch)
+    return LocalWork(
+        count if num_steps else 0, num_steps, batch, pseudo_labels, epoch_steps=steps_per_epoch
+    )
 
 
 def _chunk_of(step: int, batch_size: int, steps_per_epoch: int, visited: int, chunk: int) -> range:
@@ -120,11 +134,18 @@ def _spans(chunk: range, batch_size: int, steps_per_epoch: int, visited: int) ->
 
 
 def _split(tensors: Batch, batch_size: int, visits: Visits) -> list[Batch]:
-    """Consecutive batches of named tensors; an epoch may end with a shorter one. They share the tensors' memory."""
+    """Consecutive batches of named tensors.
+
+    An epoch may end with a shorter one. They share the tensors' memory.
+    """
     sizes = [
-        min(batch_size, span.length - place) for span in visits.spans for place in range(0, span.length, batch_size)
+        min(batch_size, span.length - place)
+        for span in visits.spans
+        for place in range(0, span.length, batch_size)
     ]
-    parts = [torch.unsafe_split_with_sizes(t, sizes) for t in tensors.values()]  # a loss may change a batch in place
+    parts = [
+        torch.unsafe_split_with_sizes(t, sizes) for t in tensors.values()
+    ]  # a loss may change a batch in place
     return [dict(zip(tensors, batch, strict=True)) for batch in zip(*parts, strict=True)]
 
 
@@ -137,7 +158,9 @@ def _steps(count: int, batch_size: int, epochs: float, steps: int | None) -> tup
 
 
 def _exact(steps: float) -> float:
-    """A number of steps without the rounding error of a product: in floating-point numbers 0.07 * 100 is above 7."""
+    """A number of steps without the rounding error of a product: in floating-point numbers 0.07 *
+    100 is above 7.
+    """
     return round(steps, 9)
 
 
@@ -173,12 +196,20 @@ def labeled_work(
 
     count = len(data.labeled) if count is None else count
     return epochs_of(
-        make_batch, order, count=count, batch_size=data.batch_size, epochs=epochs, steps=steps, chunk=data.chunk
+        make_batch,
+        order,
+        count=count,
+        batch_size=data.batch_size,
+        epochs=epochs,
+        steps=steps,
+        chunk=data.chunk,
     )
 
 
 def local_steps(data: LocalData, epochs: float) -> int:
-    """tau_k, the steps of a client: ``floor(max(N_k, M_k) E / B)``, at least 1; 0 for a client without images.
+    """tau_k, the steps of a client: ``floor(max(N_k, M_k) E / B)``, at least 1.
+
+    0 for a client without images.
 
     Args:
         data: The client's N_k labelled and M_k unlabelled images, and its batch size B.
@@ -196,16 +227,19 @@ def paired_work(
     pseudo_labels: PseudoLabels | None = None,
     control_variate: State | None = None,
 ) -> LocalWork:
-    """Steps on a labelled batch ``x``, ``y`` and an unlabelled batch ``u``, both drawn independently at every step.
+    """Steps on a labelled batch ``x``, ``y`` and an unlabelled batch ``u``, both drawn
+    independently at every step.
 
-    A batch is drawn uniformly without replacement. A client with fewer images of a kind than a batch takes all of them;
-    with none, its batches have no such tensors, and with none of both kinds it makes no step. All views are weak.
+    A batch is drawn uniformly without replacement. A client with fewer images of a kind than a
+    batch takes all of them; with none, its batches have no such tensors, and with none of both
+    kinds it makes no step. All views are weak.
 
     Args:
         data: The client's data.
         num_steps: tau_k.
-        unlabeled: Returns further tensors ``(n, ...)`` of a batch, from the indices of ``u`` among the client's
-            unlabelled images ``(n,)`` and the step of each ``(n,)``. None leaves unlabelled images out.
+        unlabeled: Returns further tensors ``(n, ...)`` of a batch, from the indices of ``u`` among
+            the client's unlabelled images ``(n,)`` and the step of each ``(n,)``. None leaves
+            unlabelled images out.
         pseudo_labels: See :class:`LocalWork`.
         control_variate: See :class:`LocalWork`.
     """
@@ -215,10 +249,14 @@ def paired_work(
     made = -1
     parts: list[tuple[int, Batch]] = []
 
-    def part(rows: Tensor, chunk: int, make: Callable[[Tensor, Tensor, int], Batch]) -> tuple[int, Batch]:
+    def part(
+        rows: Tensor, chunk: int, make: Callable[[Tensor, Tensor, int], Batch]
+    ) -> tuple[int, Batch]:
         first, width = chunk * steps_per_chunk, rows.shape[1]
         chosen = rows[first : first + steps_per_chunk]
-        steps = torch.arange(first, first + len(chosen), device=rows.device).repeat_interleave(width)
+        steps = torch.arange(first, first + len(chosen), device=rows.device).repeat_interleave(
+            width
+        )
         return width, make(chosen.flatten(), steps, first * width) if width else {}
 
     def labeled_part(rows: Tensor, steps: Tensor, start: int) -> Batch:
@@ -234,7 +272,11 @@ def paired_work(
         if chunk != made:
             parts = [part(rows_x, chunk, labeled_part), part(rows_u, chunk, unlabeled_part)]
             made = chunk
-        return {name: t[place * width : (place + 1) * width] for width, tensors in parts for name, t in tensors.items()}
+        return {
+            name: t[place * width : (place + 1) * width]
+            for width, tensors in parts
+            for name, t in tensors.items()
+        }
 
     count = len(data.labeled) + len(data.unlabeled)
     steps = num_steps if rows_x.shape[1] + rows_u.shape[1] else 0
@@ -250,7 +292,8 @@ def unlabeled_work(
     batch_size: int | None = None,
     pseudo_labels: PseudoLabels | None = None,
 ) -> LocalWork:
-    """Epochs, or steps, on the unlabelled images of a party: batches ``{"x_weak", "x_strong"}`` of the same images.
+    """Epochs, or steps, on the unlabelled images of a party: batches ``{"x_weak", "x_strong"}`` of
+    the same images.
 
     Args:
         data: The party's data.
@@ -271,15 +314,23 @@ def unlabeled_work(
 
     size, count = batch_size or data.batch_size, len(data.unlabeled)
     return epochs_of(
-        make_batch, order, count=count, batch_size=size, epochs=epochs, steps=steps, pseudo_labels=pseudo_labels,
+        make_batch,
+        order,
+        count=count,
+        batch_size=size,
+        epochs=epochs,
+        steps=steps,
+        pseudo_labels=pseudo_labels,
         chunk=data.chunk,
-    )  # fmt: skip
+    )
 
 
 def side_by_side(a: LocalWork, b: LocalWork) -> LocalWork:
-    """Combine two local works: each batch has the tensors of both. If one of them has no steps, the other is returned.
+    """Combine two local works: each batch has the tensors of both. If one of them has no steps, the
+    other is returned.
 
-    The result has the control variates, extra downloads and payloads of both; where both have a name, that of ``a``.
+    The result has the control variates, extra downloads and payloads of both; where both have a
+    name, that of ``a``.
 
     Args:
         a: Sets the number of steps.
@@ -305,15 +356,18 @@ def _draw(data: LocalData, count: int, num_steps: int, purpose: str) -> Tensor:
     rows = torch.empty((num_steps, size), dtype=torch.int64)
     if size:
         for step in range(num_steps):
-            rows[step] = torch.from_numpy(generator.choice(count, size, replace=False, shuffle=False))
+            rows[step] = torch.from_numpy(
+                generator.choice(count, size, replace=False, shuffle=False)
+            )
     return rows.to(data.images.device, non_blocking=True)
 
 
 def endless_rows(data: LocalData, first: int, count: int) -> Tensor:
-    """A part of a client's endless sequence of shuffled passes over its unlabelled images, ``(count,)``.
+    """A part of a client's endless sequence of shuffled passes over its unlabelled images,
+    ``(count,)``.
 
-    The sequence does not depend on the round, so a client that resumes where it stopped visits every image equally
-    often. A batch may span the end of one pass and the beginning of the next.
+    The sequence does not depend on the round, so a client that resumes where it stopped visits
+    every image equally often. A batch may span the end of one pass and the beginning of the next.
 
     Args:
         data: The client's data.
@@ -322,6 +376,8 @@ def endless_rows(data: LocalData, first: int, count: int) -> Tensor:
     """
     size = len(data.unlabeled)
     passes = range(first // size, -(-(first + count) // size))
-    orders = [sampling.permutation(size, data.seed, "endless", data.party, number) for number in passes]
+    orders = [
+        sampling.permutation(size, data.seed, "endless", data.party, number) for number in passes
+    ]
     rows = torch.cat(orders)[first % size :][:count]
     return rows.to(data.images.device, non_blocking=True)

@@ -23,7 +23,8 @@ class Share(NamedTuple):
 
     Attributes:
         sums: The weighted sum and the weight of every scalar, of values that belong to no client.
-        of_clients: The values of accepted clients: the client, and its values in the order in which it logged them.
+        of_clients: The values of accepted clients: the client, and its values in the order in which
+            it logged them.
     """
 
     sums: dict[str, tuple[float, float]]
@@ -31,11 +32,13 @@ class Share(NamedTuple):
 
 
 class MetricCollector:
-    """Weighted means of scalars. Values stay on their device until the means are computed at the end of a round.
+    """Weighted means of scalars. Values stay on their device until the means are computed at the
+    end of a round.
 
-    Values of a client are added when its update is accepted (:meth:`commit`), and are dropped when it is rejected
-    (:meth:`discard`); all other values are added at once. With several ranks the values of accepted clients wait until
-    the means are computed: all ranks' values are then added in one order, which does not depend on the ranks.
+    Values of a client are added when its update is accepted (:meth:`commit`), and are dropped when
+    it is rejected (:meth:`discard`); all other values are added at once. With several ranks the
+    values of accepted clients wait until the means are computed: all ranks' values are then added
+    in one order, which does not depend on the ranks.
 
     Args:
         ranks: Number of ranks.
@@ -61,14 +64,17 @@ class MetricCollector:
         """Drop the values that a client has logged."""
         self._waiting.pop(client, None)
 
-    def update(self, name: str, value: Any, weight: float | Tensor = 1.0, client: int | None = None) -> None:
+    def update(
+        self, name: str, value: Any, weight: float | Tensor = 1.0, client: int | None = None
+    ) -> None:
         """Add one value to a weighted mean.
 
         Args:
             name: The scalar, e.g. ``client/loss``.
             value: A number or a tensor without dimensions.
-            weight: E.g. the number of images that the value is a mean over; a value of weight 0 may be NaN and does not
-                count. A tensor on the value's device avoids waiting for a number that was computed there.
+            weight: E.g. the number of images that the value is a mean over; a value of weight 0 may
+                be NaN and does not count. A tensor on the value's device avoids waiting for a
+                number that was computed there.
             client: The client that the value belongs to, if any.
         """
         if not isinstance(weight, Tensor) and weight == 0:
@@ -92,7 +98,10 @@ class MetricCollector:
     def weight(self, name: str) -> float:
         """The weight collected so far on this rank; 0 if there is none."""
         of_clients = sum(
-            float(weight) for _, entries in self._accepted for known, _, weight in entries if known == name
+            float(weight)
+            for _, entries in self._accepted
+            for known, _, weight in entries
+            if known == name
         )
         return float(self._weights.get(name, 0.0)) + of_clients
 
@@ -108,7 +117,13 @@ class MetricCollector:
         entries = [entry for _, of_client in self._accepted for entry in of_client]
         values = iter(copy_to_cpu([value for _, value, _ in entries]))
         of_clients = [
-            (client, [(name, float(next(values)), float(w), isinstance(w, Tensor)) for name, _, w in of_client])
+            (
+                client,
+                [
+                    (name, float(next(values)), float(w), isinstance(w, Tensor))
+                    for name, _, w in of_client
+                ],
+            )
             for client, of_client in self._accepted
         ]
         share = Share(self.sums(), of_clients)
@@ -128,16 +143,19 @@ class MetricCollector:
 def means_of(shares: Sequence[Share], order: Sequence[int] | None = None) -> dict[str, float]:
     """The means of the scalars that all ranks have collected.
 
-    The values of clients are added one after another, as a single rank adds them. Other scalars of which all ranks have
-    the same sum, such as the loss of a server that every rank trains, are taken once.
+    The values of clients are added one after another, as a single rank adds them. Other scalars of
+    which all ranks have the same sum, such as the loss of a server that every rank trains, are
+    taken once.
 
     Args:
         shares: What each rank has collected.
-        order: The clients in the order in which their values are added; ascending numbers if left out.
+        order: The clients in the order in which their values are added; ascending numbers if left
+            out.
     """
     place = None if order is None else {client: index for index, client in enumerate(order)}
     clients = sorted(
-        (one for share in shares for one in share.of_clients), key=lambda one: place[one[0]] if place else one[0]
+        (one for share in shares for one in share.of_clients),
+        key=lambda one: place[one[0]] if place else one[0],
     )
     whole = MetricCollector()
     for name, value, weight, is_tensor in (entry for _, entries in clients for entry in entries):
@@ -162,7 +180,11 @@ def as_tensors(metrics: Mapping[str, float]) -> dict[str, Tensor]:
 
 
 def _detached(value: Any) -> Tensor:
-    return value.detach() if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
+    return (
+        value.detach()
+        if isinstance(value, Tensor)
+        else torch.tensor(float(value), dtype=torch.float64)
+    )
 
 
 class Counter:
@@ -187,4 +209,6 @@ def totals_of(counts: Sequence[dict[str, float]]) -> dict[str, float]:
     Args:
         counts: The sums of each rank.
     """
-    return {name: sum(part.get(name, 0.0) for part in counts) for name in sorted(set().union(*counts))}
+    return {
+        name: sum(part.get(name, 0.0) for part in counts) for name in sorted(set().union(*counts))
+    }

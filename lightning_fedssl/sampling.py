@@ -1,12 +1,13 @@
 """Random streams as functions of (seed, round, party, purpose), and the plans drawn from them.
 
-Nothing here reads or changes a global random state. So a resumed run needs no generator state, any number of ranks
-draws the same numbers, and a client draws the same numbers whether clients train sequentially or stacked. A party is
-the server or a client. Two kinds of stream:
+Nothing here reads or changes a global random state. So a resumed run needs no generator state, any
+number of ranks draws the same numbers, and a client draws the same numbers whether clients train
+sequentially or stacked. A party is the server or a client. Two kinds of stream:
 
-* :func:`rng`: a NumPy generator for plans made on the host (cohorts, permutations, Beta and Dirichlet draws);
-* :func:`sample_keys` and :func:`uniform`: a counter-based integer hash in tensor operations, for draws per image. It
-  is bitwise identical on CPU and GPU.
+* :func:`rng`: a NumPy generator for plans made on the host (cohorts, permutations, Beta and
+  Dirichlet draws);
+* :func:`sample_keys` and :func:`uniform`: a counter-based integer hash in tensor operations, for
+  draws per image. It is bitwise identical on CPU and GPU.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ _MIX_2 = -0x6B2FB644ECCEEE15
 
 
 def global_seed() -> int:
-    """The seed given to ``seed_everything`` (or ``lightning.seed_everything``); 0 if there was none."""
+    """The seed given to ``seed_everything`` (or ``lightning.seed_everything``).
+
+    0 if there was none.
+    """
     return int(os.environ.get("PL_GLOBAL_SEED", 0))
 
 
@@ -62,13 +66,15 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def sample_keys(key: int, count: int, device: torch.device | str = "cpu", start: int = 0) -> Tensor:
-    """One key per image: ``(count,)`` int64, the i-th a function of ``key`` and ``start + i`` alone.
+    """One key per image: ``(count,)`` int64, the i-th a function of ``key`` and ``start + i``
+    alone.
 
     Args:
         key: A key from :func:`derive_key`.
         count: Number of images.
         device: Where the keys live.
-        start: Position of the first image in its epoch, so that an epoch in parts has the keys of the whole epoch.
+        start: Position of the first image in its epoch, so that an epoch in parts has the keys of
+            the whole epoch.
     """
     return _mix(torch.arange(start, start + count, device=device) * _GOLDEN + key)
 
@@ -93,8 +99,8 @@ def uniform(keys: Tensor, draws: int) -> Tensor:
         draws: How many numbers each image needs.
 
     Returns:
-        ``(n, draws)`` float32; column j depends on the key and on j alone, so more draws do not change the first
-        ones.
+        ``(n, draws)`` float32; column j depends on the key and on j alone, so more draws do not
+        change the first ones.
     """
     counters = torch.arange(1, draws + 1, device=keys.device) * _GOLDEN
     bits = _mix(keys[:, None] + counters)
@@ -126,11 +132,15 @@ def equal_parts(items: Sequence[_Item], largest: int) -> list[Sequence[_Item]]:
     return [items[start:end] for start, end in pairwise(ends)]
 
 
-def share_out(stacks: Sequence[Sequence[int]], sizes: Sequence[int], ranks: int) -> list[list[Sequence[int]]]:
-    """Assign the clients of a round to the ranks: the largest stack first, each to the rank with the fewest images.
+def share_out(
+    stacks: Sequence[Sequence[int]], sizes: Sequence[int], ranks: int
+) -> list[list[Sequence[int]]]:
+    """Assign the clients of a round to the ranks: the largest stack first, each to the rank with
+    the fewest images.
 
     Args:
-        stacks: Clients that one rank trains together; of one client each where clients train one after another.
+        stacks: Clients that one rank trains together; of one client each where clients train one
+            after another.
         sizes: Every client's number of images.
         ranks: Number of ranks.
 
@@ -143,16 +153,24 @@ def share_out(stacks: Sequence[Sequence[int]], sizes: Sequence[int], ranks: int)
     for number in sorted(range(len(stacks)), key=lambda number: -images[number]):
         rank_of[number] = min(range(ranks), key=loads.__getitem__)
         loads[rank_of[number]] += images[number]
-    return [[stack for number, stack in enumerate(stacks) if rank_of[number] == rank] for rank in range(ranks)]
+    return [
+        [stack for number, stack in enumerate(stacks) if rank_of[number] == rank]
+        for rank in range(ranks)
+    ]
 
 
 def permutation(count: int, seed: int, *parts: int | str) -> Tensor:
-    """A random order of ``count`` items: ``(count,)`` int64 on the CPU, as ``rng(...).permutation(count)`` gives it."""
+    """A random order of ``count`` items: ``(count,)`` int64 on the CPU, as
+    ``rng(...).permutation(count)`` gives it.
+    """
     return torch.from_numpy(_set_to(derive_key(seed, "permutation", *parts)).permutation(count))
 
 
 class _Reused(threading.local):
-    """A generator of each thread that is set to a key; a new one requests entropy and takes four times as long."""
+    """A generator of each thread that is set to a key.
+
+    A new one requests entropy and takes four times as long.
+    """
 
     def __init__(self) -> None:
         self.philox = np.random.Philox(key=0)

@@ -1,4 +1,6 @@
-"""Learning-rate schedules as functions of the round, so that a resumed run needs no scheduler state."""
+"""Learning-rate schedules as functions of the round, so that a resumed run needs no scheduler
+state.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,12 @@ from typing import Any
 
 
 class Schedule:
-    """Base class of schedules: a factor by which the configured learning rate is multiplied; here always 1.
+    """Base class of schedules: a factor by which the configured learning rate is multiplied.
 
-    A schedule of your own overrides :meth:`factor`; a configuration names it, ``model.schedule: mymodule.Halved``::
+    Here always 1.
+
+    A schedule of your own overrides :meth:`factor`; a configuration names it, ``model.schedule:
+    mymodule.Halved``::
 
         class Halved(Schedule):
             def factor(self, round_index, max_rounds):
@@ -58,7 +63,8 @@ class Schedule:
         factor: Any = self.factor(round_index, max_rounds)
         if not hasattr(factor, "__float__") or not 0 <= float(factor) < math.inf:
             raise ValueError(
-                f"model.schedule: {type(self).__name__}.factor({round_index:g}, {max_rounds}) is {factor}; a factor of "
+                f"model.schedule: {type(self).__name__}.factor({round_index:g}, {max_rounds}) is "
+                f"{factor}; a factor of "
                 "the learning rate is a finite number of 0 or more"
             )
         return float(factor)
@@ -69,7 +75,8 @@ class Constant(Schedule):
 
 
 class Cosine(Schedule):
-    """Cosine annealing over the run: ``(1 + cos(pi (t - 1) / T)) / 2`` in round t, constant inside a round (SemiFL).
+    """Cosine annealing over the run: ``(1 + cos(pi (t - 1) / T)) / 2`` in round t, constant inside
+    a round (SemiFL).
 
     Args:
         rounds: T; by default the trainer's ``max_rounds``.
@@ -81,7 +88,8 @@ class Cosine(Schedule):
             raise ValueError(f"model.schedule.rounds is {rounds}: give at least 1, or leave it out")
         if not 0 <= final < math.inf:
             raise ValueError(
-                f"model.schedule.final is {final}: give 0 or more; a learning rate cannot be negative or infinite"
+                f"model.schedule.final is {final}: give 0 or more; a learning rate cannot be "
+                "negative or infinite"
             )
         self.rounds = rounds
         self.final = final
@@ -93,13 +101,16 @@ class Cosine(Schedule):
 
 
 class FractionalCosine(Schedule):
-    """Linear warm-up, then a part of a cosine's period: ``max(cos(pi c (s - s_w) / (S - s_w)), floor)`` (FedRGD).
+    """Linear warm-up, then a part of a cosine's period: ``max(cos(pi c (s - s_w) / (S - s_w)),
+    floor)`` (FedRGD).
 
-    s is the time in rounds before a step: ``t - 1 + i / T`` at step i of T in round t for methods that count a round in
-    T steps (``steps_per_round``), else ``t - 1`` in all of round t. A warm-up begins at 0.
+    s is the time in rounds before a step: ``t - 1 + i / T`` at step i of T in round t for methods
+    that count a round in T steps (``steps_per_round``), else ``t - 1`` in all of round t. A warm-up
+    begins at 0.
 
-    With the default fraction, FixMatch's 7/16, the factor falls to 0.195 at the end of a run of any length; with 1/2 it
-    falls to 0. With a fraction above 1, or beyond ``rounds``, the cosine rises again, as in some published settings.
+    With the default fraction, FixMatch's 7/16, the factor falls to 0.195 at the end of a run of any
+    length; with 1/2 it falls to 0. With a fraction above 1, or beyond ``rounds``, the cosine rises
+    again, as in some published settings.
 
     Args:
         fraction: c, the number of half-periods of the cosine in ``rounds``.
@@ -109,24 +120,37 @@ class FractionalCosine(Schedule):
     """
 
     def __init__(
-        self, fraction: float = 7 / 16, rounds: int | None = None, warmup_rounds: float = 0, floor: float = 0.0
+        self,
+        fraction: float = 7 / 16,
+        rounds: int | None = None,
+        warmup_rounds: float = 0,
+        floor: float = 0.0,
     ) -> None:
         if not all(0 <= value < math.inf for value in (warmup_rounds, fraction, floor)):
-            raise ValueError("model.schedule: fraction, warmup_rounds and floor must be finite and 0 or more")
+            raise ValueError(
+                "model.schedule: fraction, warmup_rounds and floor must be finite and 0 or more"
+            )
         if rounds is not None and rounds <= warmup_rounds:
-            raise ValueError(f"model.schedule.rounds is {rounds}: give more than warmup_rounds, {warmup_rounds}")
+            raise ValueError(
+                f"model.schedule.rounds is {rounds}: give more than warmup_rounds, {warmup_rounds}"
+            )
         self.fraction = fraction
         self.rounds = rounds
         self.warmup_rounds = warmup_rounds
         self.floor = floor
 
     def problem(self, max_rounds: int) -> str:
-        """A warm-up that is as long as the run; a short trial of a long configuration has one, and may."""
+        """A warm-up that is as long as the run.
+
+        A short trial of a long configuration has one, and may.
+        """
         if not 0 < max_rounds <= self.warmup_rounds:
             return ""
         return (
-            f"model.schedule.warmup_rounds is {self.warmup_rounds:g}, but the run has {max_rounds} rounds: all is "
-            "warm-up, and the first round trains with rate 0; lower warmup_rounds, or raise trainer.max_rounds"
+            f"model.schedule.warmup_rounds is {self.warmup_rounds:g}, but the run has "
+            f"{max_rounds} rounds: all is "
+            "warm-up, and the first round trains with rate 0; lower warmup_rounds, or raise "
+            "trainer.max_rounds"
         )
 
     def factor(self, round_index: float, max_rounds: int) -> float:

@@ -28,7 +28,8 @@ Changes = dict[tuple[str, int], State]
 class ServerState:
     """The state of the server between phases: the global model and what its optimisation needs.
 
-    Frozen tensors are not part of it: every party has them before the run begins, and nothing changes them.
+    Frozen tensors are not part of it: every party has them before the run begins, and nothing
+    changes them.
 
     Attributes:
         parameters: The global weights by name.
@@ -36,8 +37,8 @@ class ServerState:
         momentum: The server momentum buffer; empty before the first aggregation.
         version: Counts the changes of the model, so that values derived from it are computed once.
         extra: Further states that a method stores at the server, by name.
-        last_broadcast_version: The version that all clients have downloaded already, to compute the moments of static
-            batch norm; -1 for none.
+        last_broadcast_version: The version that all clients have downloaded already, to compute the
+            moments of static batch norm; -1 for none.
     """
 
     parameters: State
@@ -49,13 +50,17 @@ class ServerState:
 
     @classmethod
     def of(cls, module: nn.Module, local_modules: Collection[str] = ()) -> ServerState:
-        """A copy of the weights and buffers of a module, without frozen ones; it shares no storage with the module.
+        """A copy of the weights and buffers of a module, without frozen ones.
+
+        It shares no storage with the module.
 
         Args:
             module: The working module.
             local_modules: Names of submodules that are not part of the global model.
         """
-        tensors = {n: t for n, t in tensors_that_change(module).items() if not is_local(n, local_modules)}
+        tensors = {
+            n: t for n, t in tensors_that_change(module).items() if not is_local(n, local_modules)
+        }
         buffers = {name for name, _ in module.named_buffers()}
         return cls(
             {name: t.detach().clone() for name, t in tensors.items() if name not in buffers},
@@ -74,13 +79,18 @@ class ServerState:
         self.last_broadcast_version = -1
 
     def to(self, device: torch.device) -> None:
-        """Move all tensors to a device, except scalars of stored optimizer states: a step count may be on the CPU."""
+        """Move all tensors to a device, except scalars of stored optimizer states: a step count may
+        be on the CPU.
+        """
         self.parameters, self.buffers, self.momentum = (
             {name: t.to(device) for name, t in state.items()}
             for state in (self.parameters, self.buffers, self.momentum)
         )
         self.extra = {
-            kind: {n: t.to(device) if t.dim() or not kind.startswith("optimizer") else t for n, t in state.items()}
+            kind: {
+                n: t.to(device) if t.dim() or not kind.startswith("optimizer") else t
+                for n, t in state.items()
+            }
             for kind, state in self.extra.items()
         }
 
@@ -90,18 +100,22 @@ class ServerState:
 
 
 def named_payload(payload: State) -> State:
-    """What a client sends beside its model, under the names of the ledger and of messages: ``payload.NAME``."""
+    """What a client sends beside its model, under the names of the ledger and of messages:
+    ``payload.NAME``.
+    """
     return {f"payload.{name}": t for name, t in payload.items()}
 
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """What one client uploads. Its tensors are those of the working module: valid until the next update is requested.
+    """What one client uploads. Its tensors are those of the working module: valid until the next
+    update is requested.
 
     Attributes:
         client: The client's number.
         parameters: Trained weights by name.
-        buffers: Buffers that training changed, by name (batch-norm statistics; none for static batch norm).
+        buffers: Buffers that training changed, by name (batch-norm statistics; none for static
+            batch norm).
         num_samples: Images the client trained on, the usual weight.
         num_steps: Local optimizer steps, tau_k.
         payload: Further tensors that a method uploads.
@@ -124,7 +138,10 @@ class ClientUpdate:
         return replace(self, parameters=tensors[0], buffers=tensors[1], payload=tensors[2])
 
     def sizes(self) -> dict[str, int]:
-        """The bytes of every tensor by its name; a tensor of the payload is named ``payload.name``."""
+        """The bytes of every tensor by its name.
+
+        A tensor of the payload is named ``payload.name``.
+        """
         return sizes_of({**self.parameters, **self.buffers, **named_payload(self.payload)})
 
 
@@ -136,14 +153,17 @@ def is_local(name: str, local_modules: Collection[str]) -> bool:
 _NUMBERS: dict[str, tuple[type, torch.dtype]] = {
     "bool": (bool, torch.bool), "int": (int, torch.int64), "float": (float, torch.float64)
 }  # fmt: skip
-"""Python numbers in an optimizer's state: their types, and those of the tensors that hold them exactly."""
+"""Python numbers in an optimizer's state: their types, and those of the tensors that hold them
+exactly."""
 
 
 def optimizer_state(optimizer: Optimizer) -> State:
-    """The tensors of an optimizer's state, by the number of the parameter and their own name; not copied.
+    """The tensors of an optimizer's state, by the number of the parameter and their own name.
 
-    A Python number, such as an own optimizer's count of steps, becomes a tensor, and its key ends with its type:
-    ``0.step:int``. Other values are left out.
+    Not copied.
+
+    A Python number, such as an own optimizer's count of steps, becomes a tensor, and its key ends
+    with its type: ``0.step:int``. Other values are left out.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     found: State = {}
@@ -157,9 +177,12 @@ def optimizer_state(optimizer: Optimizer) -> State:
 
 
 def load_optimizer_state(optimizer: Optimizer, state: State) -> None:
-    """Load what :func:`optimizer_state` returned, as copies on the parameters' devices; an empty state resets it.
+    """Load what :func:`optimizer_state` returned, as copies on the parameters' devices.
 
-    Momenta that are missing are 0 for fused SGD, which creates those of all weights at a step or of none.
+    An empty state resets it.
+
+    Momenta that are missing are 0 for fused SGD, which creates those of all weights at a step or of
+    none.
     """
     parameters = [(p, group) for group in optimizer.param_groups for p in group["params"]]
     optimizer.state.clear()
@@ -173,10 +196,15 @@ def load_optimizer_state(optimizer: Optimizer, state: State) -> None:
         # Step counts stay on the CPU, except for kernels that read them on the device.
         on_device = value.dim() or group.get("fused") or group.get("capturable")
         if value.dim() and value.shape == p.shape:
-            # Fused kernels read memory in order, so a state must have the memory layout of its weight.
-            optimizer.state[p][name] = torch.empty_like(p, dtype=value.dtype).copy_(value, non_blocking=True)
+            # Fused kernels read memory in order, so a state must have the memory layout of its
+            # weight.
+            optimizer.state[p][name] = torch.empty_like(p, dtype=value.dtype).copy_(
+                value, non_blocking=True
+            )
         else:
-            optimizer.state[p][name] = value.to(p.device if on_device else value.device, non_blocking=True, copy=True)
+            optimizer.state[p][name] = value.to(
+                p.device if on_device else value.device, non_blocking=True, copy=True
+            )
     if isinstance(optimizer, torch.optim.SGD):
         for p, group in parameters:
             if group["fused"] and group["momentum"] and not group["dampening"]:
@@ -198,10 +226,11 @@ def _copy_into(target: State, source: State) -> None:
 
 
 class LiveTensors:
-    """The weights and buffers of a module by name. The names are found once, the tensors at every call.
+    """The weights and buffers of a module by name. The names are found once, the tensors at every
+    call.
 
-    A module may replace a buffer by a new tensor, so this stores the layer and the name of each tensor, not the tensor.
-    They stay valid as long as the module has the same layers.
+    A module may replace a buffer by a new tensor, so this stores the layer and the name of each
+    tensor, not the tensor. They stay valid as long as the module has the same layers.
 
     Args:
         module: The module.
@@ -209,9 +238,18 @@ class LiveTensors:
 
     def __init__(self, module: nn.Module) -> None:
         layers = dict(module.named_modules())
-        places = [(name, layers[name.rpartition(".")[0]], name.rpartition(".")[2]) for name in _names(module)]
-        self._parameters = [(name, layer._parameters, key) for name, layer, key in places if key in layer._parameters]
-        self._buffers = [(name, layer._buffers, key) for name, layer, key in places if key in layer._buffers]
+        places = [
+            (name, layers[name.rpartition(".")[0]], name.rpartition(".")[2])
+            for name in _names(module)
+        ]
+        self._parameters = [
+            (name, layer._parameters, key)
+            for name, layer, key in places
+            if key in layer._parameters
+        ]
+        self._buffers = [
+            (name, layer._buffers, key) for name, layer, key in places if key in layer._buffers
+        ]
 
     def parameters(self) -> dict[str, Tensor]:
         """The weights, not detached."""
@@ -222,7 +260,10 @@ class LiveTensors:
         return {name: layer[key] for name, layer, key in self._buffers}
 
     def load(self, state: State) -> None:
-        """Copy named weights and buffers into the module; tensors that are not named stay as they are."""
+        """Copy named weights and buffers into the module.
+
+        Tensors that are not named stay as they are.
+        """
         _copy_into({**self.parameters(), **self.buffers()}, state)
 
 
@@ -237,16 +278,20 @@ def frozen_state(module: nn.Module) -> State:
 
 
 def load_state(module: nn.Module, state: State) -> None:
-    """Copy named parameters and buffers into a module; tensors that are not named stay as they are."""
+    """Copy named parameters and buffers into a module.
+
+    Tensors that are not named stay as they are.
+    """
     LiveTensors(module).load(state)
 
 
 class ClientStore:
     """The clients' persistent state: named tensors per client and kind. Most methods have none.
 
-    The state of a client must not change if its update is rejected. So everything that is written while a client
-    starts, trains and ends (inside :meth:`stage`) is staged until :meth:`commit`, or dropped by :meth:`discard`. A
-    write outside of :meth:`stage`, such as in ``accumulate``, takes effect at once.
+    The state of a client must not change if its update is rejected. So everything that is written
+    while a client starts, trains and ends (inside :meth:`stage`) is staged until :meth:`commit`, or
+    dropped by :meth:`discard`. A write outside of :meth:`stage`, such as in ``accumulate``, takes
+    effect at once.
     """
 
     def __init__(self) -> None:
@@ -256,7 +301,9 @@ class ClientStore:
         self._changed: set[tuple[str, int]] = set()
 
     def get(self, client: int, kind: str) -> State:
-        """The stored tensors of one kind of a client; empty if there are none. Do not change them in place.
+        """The stored tensors of one kind of a client.
+
+        Empty if there are none. Do not change them in place.
 
         Args:
             client: The client's number.
@@ -277,7 +324,9 @@ class ClientStore:
             ValueError: The state is no dictionary of tensors.
         """
         if not isinstance(state, Mapping) or not all(isinstance(t, Tensor) for t in state.values()):
-            raise ValueError(f"clients.put(..., {kind!r}, state): state is no dict of tensors by name: {state!r}")
+            raise ValueError(
+                f"clients.put(..., {kind!r}, state): state is no dict of tensors by name: {state!r}"
+            )
         copied = {name: t.detach().to("cpu", copy=True) for name, t in state.items()}
         if self._staging is None:
             self.apply({(kind, client): copied})
@@ -293,9 +342,11 @@ class ClientStore:
 
     @contextmanager
     def stage(self, client: int) -> Iterator[None]:
-        """Stage what is written inside the block, under any number, until the client's update is accepted.
+        """Stage what is written inside the block, under any number, until the client's update is
+        accepted.
 
-        Inside the block :meth:`get` returns what this client has written; all other methods see the committed state.
+        Inside the block :meth:`get` returns what this client has written; all other methods see the
+        committed state.
 
         Args:
             client: The client that trains.

@@ -1,26 +1,31 @@
-"""CBAFed: class-balanced adaptive thresholds, for a few fully labelled clients beside clients without labels.
+"""CBAFed: class-balanced adaptive thresholds, for a few fully labelled clients beside clients
+without labels.
 
-M. Li, Q. Li, Y. Wang, "Class Balanced Adaptive Pseudo Labeling for Federated Semi-Supervised Learning", CVPR 2023.
-Authors' code: github.com/minglllli/CBAFed.
+M. Li, Q. Li, Y. Wang, "Class Balanced Adaptive Pseudo Labeling for Federated Semi-Supervised
+Learning", CVPR 2023. Authors' code: github.com/minglllli/CBAFed.
 
 In the first ``warmup_rounds`` rounds only labelled clients train. In a later round:
 
 1. the server sends the global model, a threshold for each class and the rare classes;
-2. an unlabelled client labels its images once (evaluation mode, weak views). An image whose confidence is above its
-   class's threshold gets its class; another one gets its second most probable class, if that is rare. The client takes
-   one epoch over these views and labels, in the order in which it labelled them;
-3. a labelled client takes E epochs. Its residual connection: every fifth epoch after the first, its weights become
-   ``(4 r + w) / 5``, with r the weights after the first epoch and later those after the last such step. So 5 k + 1
-   epochs move the weights about as far as k + 1 epochs without it (the code's 11 as 3, its warm-up of 501 as 101);
-4. the server averages by the number of images trained on. Every fifth round it takes the mean of this average and of
-   the last such mean, at first the model of the warm-up;
-5. with q the shares of the classes in all labels and pseudo-labels, times K/10 for K classes, a threshold is
-   ``min(q + base - std(q), cap)``, and a class is rare if its q is below ``rare_share``.
+2. an unlabelled client labels its images once (evaluation mode, weak views). An image whose
+   confidence is above its class's threshold gets its class; another one gets its second most
+   probable class, if that is rare. The client takes one epoch over these views and labels, in the
+   order in which it labelled them;
+3. a labelled client takes E epochs. Its residual connection: every fifth epoch after the first, its
+   weights become ``(4 r + w) / 5``, with r the weights after the first epoch and later those after
+   the last such step. So 5 k + 1 epochs move the weights about as far as k + 1 epochs without it
+   (the code's 11 as 3, its warm-up of 501 as 101);
+4. the server averages by the number of images trained on. Every fifth round it takes the mean of
+   this average and of the last such mean, at first the model of the warm-up;
+5. with q the shares of the classes in all labels and pseudo-labels, times K/10 for K classes, a
+   threshold is ``min(q + base - std(q), cap)``, and a class is rare if its q is below
+   ``rare_share``.
 
-As the code has it: a batch of one image is skipped; pseudo-labels of rare classes count. Its lower rate for unlabelled
-clients, 0.02 against 0.03, is here ``unlabeled_weight``, which scales their loss: 2/3 (weight decay and clipped
-gradients aside). In the code all clients take part in every round; here the labels of clients that are not drawn, or
-are drawn without an image to label, count as of their last round.
+As the code has it: a batch of one image is skipped; pseudo-labels of rare classes count. Its lower
+rate for unlabelled clients, 0.02 against 0.03, is here ``unlabeled_weight``, which scales their
+loss: 2/3 (weight decay and clipped gradients aside). In the code all clients take part in every
+round; here the labels of clients that are not drawn, or are drawn without an image to label, count
+as of their last round.
 """
 
 from __future__ import annotations
@@ -51,9 +56,11 @@ class CBAFed(FederatedAlgorithm):
     """Class-balanced adaptive pseudo-labels with residual weight connections.
 
     Args:
-        warmup_rounds: Rounds in which labelled clients alone train, at least one: they count the classes.
+        warmup_rounds: Rounds in which labelled clients alone train, at least one: they count the
+            classes.
         warmup_epochs: E of a labelled client in a warm-up round.
-        client_epochs: E of a labelled client in a later round, a whole number; an unlabelled client takes one.
+        client_epochs: E of a labelled client in a later round, a whole number; an unlabelled client
+            takes one.
         threshold: The base of the classes' thresholds.
         threshold_cap: The largest threshold; 0.9 in the code for SVHN and ISIC 2018.
         rare_share: T_lower, the share below which a class is rare; 0 leaves out second classes.
@@ -85,9 +92,18 @@ class CBAFed(FederatedAlgorithm):
         super().__init__(keep_client_optimizer=keep_client_optimizer, **kwargs)
         checks.at_least(1, warmup_rounds=warmup_rounds, warmup_epochs=warmup_epochs)
         checks.at_least(0, unlabeled_weight=unlabeled_weight)
-        for key, value in {"threshold": threshold, "threshold_cap": threshold_cap, "rare_share": rare_share}.items():
+        for key, value in {
+            "threshold": threshold,
+            "threshold_cap": threshold_cap,
+            "rare_share": rare_share,
+        }.items():
             checks.probability(key, value)
-        checks.require(client_epochs == int(client_epochs), "client_epochs", client_epochs, "give a whole number")
+        checks.require(
+            client_epochs == int(client_epochs),
+            "client_epochs",
+            client_epochs,
+            "give a whole number",
+        )
         self.warmup_rounds = warmup_rounds
         self.warmup_epochs = warmup_epochs
         self.threshold = threshold
@@ -99,7 +115,9 @@ class CBAFed(FederatedAlgorithm):
         self.classes: nn.Module
 
     def configure_model(self) -> None:
-        """Build the network, its record for the residual connection, and what a client receives of the classes."""
+        """Build the network, its record for the residual connection, and what a client receives of
+        the classes.
+        """
         super().configure_model()
         if not hasattr(self, "record"):
             self.record = Teacher({"network": self.network})
@@ -117,23 +135,34 @@ class CBAFed(FederatedAlgorithm):
         return self.federation.round_index - self.warmup_rounds - 1
 
     def broadcast(self, client: int) -> State:
-        """The global model, and after the warm-up the classes' thresholds and which classes are rare."""
+        """The global model, and after the warm-up the classes' thresholds and which classes are
+        rare.
+        """
         model = super().broadcast(client)
         if self.round_after_warmup < 0 or not self.server.extra.get("counts"):
             return model
         counts = torch.stack(list(self.server.extra["counts"].values())).sum(dim=0)
         share = counts / counts.sum() * (len(counts) / 10)
         threshold = (share + self.threshold - share.std()).clamp(max=self.threshold_cap)
-        return {**model, "classes.threshold": threshold, "classes.rare": (share < self.rare_share).to(share)}
+        return {
+            **model,
+            "classes.threshold": threshold,
+            "classes.rare": (share < self.rare_share).to(share),
+        }
 
     def on_client_start(self, data: LocalData) -> LocalWork:
-        """Epochs with residual connections on labelled images, or one epoch on pseudo-labels; none in the warm-up."""
+        """Epochs with residual connections on labelled images, or one epoch on pseudo-labels.
+
+        None in the warm-up.
+        """
         if len(data.labeled):
             return self.labeled_work(data)
         if data.round <= self.warmup_rounds or not len(data.unlabeled):
             return LocalWork(0, 0, lambda step: {})
         x, labels = self.label_images(data)
-        starts = [start for start in range(0, len(labels), data.batch_size) if start != len(labels) - 1]
+        starts = [
+            start for start in range(0, len(labels), data.batch_size) if start != len(labels) - 1
+        ]
         weight = torch.full_like(labels, self.unlabeled_weight, dtype=data.dtype)
 
         def batch(step: int) -> Batch:
@@ -143,7 +172,10 @@ class CBAFed(FederatedAlgorithm):
         return LocalWork(len(labels), len(starts), batch, payload={"counts": self.counts(labels)})
 
     def labeled_work(self, data: LocalData) -> LocalWork:
-        """Epochs on labelled images; the first batch of an epoch says what to do with the weights before it."""
+        """Epochs on labelled images.
+
+        The first batch of an epoch says what to do with the weights before it.
+        """
         epochs = self.warmup_epochs if data.round <= self.warmup_rounds else int(self.client_epochs)
         work = labeled_work(data, epochs)
         self.record.follow({"network": self.network}, 0.0)
@@ -208,7 +240,10 @@ class CBAFed(FederatedAlgorithm):
         return replace(update, payload={"counts": update.payload["counts"]})
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
-        """Sum the models, and keep the counts of every client; those of this round count from the next one on."""
+        """Sum the models, and keep the counts of every client.
+
+        Those of this round count from the next one on.
+        """
         new: State = {}
 
         def counted() -> Iterator[ClientUpdate]:

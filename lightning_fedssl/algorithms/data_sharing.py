@@ -1,17 +1,19 @@
-"""Data sharing: every user trains on its own images and on a part of a small, class-balanced, shared labelled set.
+"""Data sharing: every user trains on its own images and on a part of a small, class-balanced,
+shared labelled set.
 
-Y. Zhao, M. Li, L. Lai, N. Suda, D. Civin, V. Chandra, "Federated Learning with Non-IID Data", arXiv 1806.00582; here as
-FedRGD's Table III compares it, with T steps a round.
+Y. Zhao, M. Li, L. Lai, N. Suda, D. Civin, V. Chandra, "Federated Learning with Non-IID Data", arXiv
+1806.00582; here as FedRGD's Table III compares it, with T steps a round.
 
 The server holds the shared set G. A run:
 
 1. for some rounds the server alone trains the model on G (the warm-up);
-2. then users train: each takes T supervised steps from the average, on the union of its own images and a random share a
-   of G, which is drawn once;
+2. then users train: each takes T supervised steps from the average, on the union of its own images
+   and a random share a of G, which is drawn once;
 3. the server averages with weights by number of images (FedAvg).
 
-FedRGD does not state the size of G or the length of the warm-up; here they are ``server_images`` of the partition and
-``warmup_rounds``. The momentum of users does not persist between rounds, as in FedAvg.
+FedRGD does not state the size of G or the length of the warm-up; here they are ``server_images`` of
+the partition and ``warmup_rounds``. The momentum of users does not persist between rounds, as in
+FedAvg.
 """
 
 from __future__ import annotations
@@ -37,14 +39,20 @@ class DataSharing(SlotAlgorithm):
     """Federated averaging with supervised users that share some labelled data.
 
     Args:
-        share: a, the fraction of the server's labelled images that every user receives; 0 is FedAvg with a warm-up.
-        warmup_rounds: Rounds of T steps in which the server alone trains; they are included in ``max_rounds``.
+        share: a, the fraction of the server's labelled images that every user receives; 0 is FedAvg
+            with a warm-up.
+        warmup_rounds: Rounds of T steps in which the server alone trains; they are included in
+            ``max_rounds``.
         keep_client_optimizer: The momentum of a cohort slot persists between rounds.
         kwargs: The arguments of :class:`SlotAlgorithm`, with those of federated averaging.
     """
 
     def __init__(
-        self, share: float = 1.0, warmup_rounds: int = 0, keep_client_optimizer: bool = False, **kwargs: Any
+        self,
+        share: float = 1.0,
+        warmup_rounds: int = 0,
+        keep_client_optimizer: bool = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(keep_client_optimizer=keep_client_optimizer, **kwargs)
         checks.require(0 <= share <= 1, "share", share, "give a fraction from 0 to 1")
@@ -57,7 +65,9 @@ class DataSharing(SlotAlgorithm):
         """Users need labels of their own, and the server some to share."""
         checks.labels_at(data, "clients", "DataSharing")
         super().check_data(data)
-        remedy = "the server has no images to share; set data.partition to ClassSkew with server_images"
+        remedy = (
+            "the server has no images to share; set data.partition to ClassSkew with server_images"
+        )
         checks.require(self.server_takes_part, "share", self.share, remedy)
         shared = data.local_data(sampling.SERVER, 0)
         self.shared_images, self.shared_labels = shared.labeled, shared.labels
@@ -80,7 +90,9 @@ class DataSharing(SlotAlgorithm):
             super().round(federation)
 
     def shared_with(self, data: LocalData) -> Tensor:
-        """Rows of the shared images that a user has, the same in all rounds: ``(share * shared,)``."""
+        """Rows of the shared images that a user has,
+        the same in all rounds: ``(share * shared,)``.
+        """
         count = len(self.shared_images)
         order = sampling.permutation(count, data.seed, "shared", data.party)
         return order[: round(self.share * count)].to(self.shared_images.device)

@@ -1,10 +1,13 @@
-"""Elastic averaging: every cohort slot has its own weights, which are moved towards a centre after every T steps.
+"""Elastic averaging: every cohort slot has its own weights, which are moved towards a centre after
+every T steps.
 
-* EASGD: S. Zhang, A. Choromanska, Y. LeCun, "Deep learning with Elastic Averaging SGD", NeurIPS 2015, arXiv 1412.6651;
-* Overlap Local-SGD: J. Wang, H. Liang, G. Joshi, "Overlap Local-SGD: An Algorithmic Approach to Hide Communication
-  Delays in Distributed SGD", ICASSP 2020, arXiv 2002.09539;
+* EASGD: S. Zhang, A. Choromanska, Y. LeCun, "Deep learning with Elastic Averaging SGD", NeurIPS
+  2015, arXiv 1412.6651;
+* Overlap Local-SGD: J. Wang, H. Liang, G. Joshi, "Overlap Local-SGD: An Algorithmic Approach to
+  Hide Communication Delays in Distributed SGD", ICASSP 2020, arXiv 2002.09539;
 
-both in the setting of FedRGD's Table IV: users have labels, and all of them take part in every round (K = C).
+both in the setting of FedRGD's Table IV: users have labels, and all of them take part in every
+round (K = C).
 
 A round, with weights x_i of slot i and the centre z:
 
@@ -14,7 +17,8 @@ A round, with weights x_i of slot i and the centre z:
    Overlap Local-SGD: ``v' = b v + mean_i x'_i - z``, ``z' = z + v'``. The mean is over x'_i, so the
    distance to z counts 1 - a times.
 
-The centre is evaluated. The new z is first used at the end of the next round, so that users can train while it is sent.
+The centre is evaluated. The new z is first used at the end of the next round, so that users can
+train while it is sent.
 """
 
 from __future__ import annotations
@@ -35,15 +39,22 @@ class EASGD(SlotAlgorithm):
     """Elastic averaging SGD with supervised users; weights persist per cohort slot.
 
     Args:
-        alpha: a, the moving rate; 0.9 / C if left out, as its authors recommend and FedRGD does not state.
-        kwargs: The arguments of :class:`SlotAlgorithm`, T among them, and those every algorithm takes.
+        alpha: a, the moving rate; 0.9 / C if left out, as its authors recommend and FedRGD does not
+            state.
+        kwargs: The arguments of :class:`SlotAlgorithm`, T among them, and those every algorithm
+            takes.
     """
 
     server_keeps: ClassVar[frozenset[str]] = SlotAlgorithm.server_keeps | {"weights"}
 
     def __init__(self, alpha: float | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        checks.require(alpha is None or 0 < alpha <= 1, "alpha", alpha, "give a number above 0, at most 1, or null")
+        checks.require(
+            alpha is None or 0 < alpha <= 1,
+            "alpha",
+            alpha,
+            "give a number above 0, at most 1, or null",
+        )
         self.alpha = alpha
 
     def check_data(self, data: FederatedDataModule) -> None:
@@ -53,14 +64,20 @@ class EASGD(SlotAlgorithm):
     def broadcast(self, client: int) -> State:
         """The slot's own weights and batch-norm statistics; in the first round the centre's."""
         slot = self.slot_of[client]
-        return {**self.server.parameters, **self.slot_buffers(slot), **self.clients.get(slot, "weights")}
+        return {
+            **self.server.parameters,
+            **self.slot_buffers(slot),
+            **self.clients.get(slot, "weights"),
+        }
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
         """Sum the distances to the centre, and move the weights of each slot towards it."""
         rate = self._rate()
         total = WeightedSum()
         for update in updates:
-            distance = {name: x - self.server.parameters[name] for name, x in update.parameters.items()}
+            distance = {
+                name: x - self.server.parameters[name] for name, x in update.parameters.items()
+            }
             moved = {name: x - rate * distance[name] for name, x in update.parameters.items()}
             self.clients.put(self.slot_of[update.client], "weights", moved)
             self.clients.put(self.slot_of[update.client], "buffers", update.buffers)
@@ -72,7 +89,9 @@ class EASGD(SlotAlgorithm):
         distance = sums["distance"]
         if distance.weight:
             step = self._step(distance)
-            moved = {name: z + step[name] for name, z in self.server.parameters.items() if name in step}
+            moved = {
+                name: z + step[name] for name, z in self.server.parameters.items() if name in step
+            }
             self.server.update(moved, self.clients.get(0, "buffers"))
 
     def _rate(self) -> float:
@@ -98,9 +117,15 @@ class OverlapSGD(EASGD):
         self.beta = beta
 
     def _step(self, distance: WeightedSum) -> State:
-        """v, the step of the anchor. Moving the weights towards the anchor scales the mean distance by 1 - a."""
+        """v, the step of the anchor. Moving the weights towards the anchor scales the mean distance
+        by 1 - a.
+        """
         old = self.server.momentum
-        mean = {name: (1 - self._rate()) * d / distance.weight for name, d in distance.total.items()}
-        step = {name: self.beta * old.get(name, torch.zeros_like(d)) + d for name, d in mean.items()}
+        mean = {
+            name: (1 - self._rate()) * d / distance.weight for name, d in distance.total.items()
+        }
+        step = {
+            name: self.beta * old.get(name, torch.zeros_like(d)) + d for name, d in mean.items()
+        }
         self.server.momentum = step
         return step

@@ -1,36 +1,40 @@
-"""Fed-SHVR: soft pseudo-labels, heterogeneous local steps and variance reduction for clients with a few labels.
+"""Fed-SHVR: soft pseudo-labels, heterogeneous local steps and variance reduction for clients with a
+few labels.
 
-Z. Wang, X. Wang, R. Sun, T.-H. Chang, "Federated Semi-Supervised Learning with Class Distribution Mismatch",
-arXiv 2111.00010 (Algorithm 1). No code is published.
+Z. Wang, X. Wang, R. Sun, T.-H. Chang, "Federated Semi-Supervised Learning with Class Distribution
+Mismatch", arXiv 2111.00010 (Algorithm 1). No code is published.
 
 A round, for a client k with N_k labelled and M_k unlabelled images:
 
 1. the server sends theta;
-2. the client labels all its unlabelled images, ``v_j ~ f_j^(alpha_0 / alpha_1)`` (Eq. 8), and uses v for the whole
-   round;
-3. it takes ``tau_k = max(M_k, N_k) E / B`` steps ``theta_k <- theta_k - eta (g + d_k)`` (Eq. 16), g the gradient of
-   ``CE(labelled) + alpha_0 CE(unlabelled, v) + alpha_2 r_2``, and sends theta_k; r_2 is ``KL(uniform || f)``,
-   or, as Eq. 9 prints it, ``KL(f || uniform)`` (``r2: to_uniform``);
-4. the server averages normalised steps: ``theta' = theta - tau_bar sum_k w_k (theta - theta_k) / tau_k`` (Eq. 14);
+2. the client labels all its unlabelled images, ``v_j ~ f_j^(alpha_0 / alpha_1)`` (Eq. 8), and uses
+   v for the whole round;
+3. it takes ``tau_k = max(M_k, N_k) E / B`` steps ``theta_k <- theta_k - eta (g + d_k)`` (Eq. 16), g
+   the gradient of ``CE(labelled) + alpha_0 CE(unlabelled, v) + alpha_2 r_2``, and sends theta_k;
+   r_2 is ``KL(uniform || f)``, or, as Eq. 9 prints it, ``KL(f || uniform)`` (``r2: to_uniform``);
+4. the server averages normalised steps: ``theta' = theta - tau_bar sum_k w_k (theta - theta_k) /
+   tau_k`` (Eq. 14);
 5. the client updates its control variate,
    ``d_k <- d_k + (theta - theta') / (eta tau_bar) - (theta - theta_k) / (eta tau_k)`` (Eq. 15).
 
-A round of Algorithm 1 begins with the averaging. Here a round ends with it: the sequence of operations is the same. The
-paper updates d_k when a client receives theta'. Here d_k is updated as soon as theta' is computed, so that a client's
-persistent state consists of d_k and the number of its last round. ``alpha_1 KL(v || uniform)`` has no gradient in
-theta: alpha_1 has an effect through v only. Labelled and unlabelled images are one forward pass. They are augmented
-only if ``data.weak`` says so.
+A round of Algorithm 1 begins with the averaging. Here a round ends with it: the sequence of
+operations is the same. The paper updates d_k when a client receives theta'. Here d_k is updated as
+soon as theta' is computed, so that a client's persistent state consists of d_k and the number of
+its last round. ``alpha_1 KL(v || uniform)`` has no gradient in theta: alpha_1 has an effect through
+v only. Labelled and unlabelled images are one forward pass. They are augmented only if
+``data.weak`` says so.
 
-The paper does not state three things: the final alpha_0 (here 1), whether the "first 50 epochs" of its ramp are local
-epochs (here yes), and which alpha_0 Eq. 8 uses during the ramp. Here Eq. 8 uses the final value from the second round
-on. The value of the ramp is below alpha_1 for most of the ramp, so that each round would flatten the labels further,
-and the accuracy falls (docs/results.md). In the first round alpha_0 is 0, and v is uniform; with alpha_1 = 0, v is the
-prediction of the untrained network.
+The paper does not state three things: the final alpha_0 (here 1), whether the "first 50 epochs" of
+its ramp are local epochs (here yes), and which alpha_0 Eq. 8 uses during the ramp. Here Eq. 8 uses
+the final value from the second round on. The value of the ramp is below alpha_1 for most of the
+ramp, so that each round would flatten the labels further, and the accuracy falls (docs/results.md).
+In the first round alpha_0 is 0, and v is uniform; with alpha_1 = 0, v is the prediction of the
+untrained network.
 
-The paper does not treat partial participation. Here d_k of the other clients does not change, and the weights are
-renormalised: ``sum_k w_k d_k = 0`` then holds for the sum over all clients, but not for the sum over the clients of a
-round. A client that skipped rounds downloads theta and, for Eq. 15, the theta' of its last round. d_k and v are never
-sent.
+The paper does not treat partial participation. Here d_k of the other clients does not change, and
+the weights are renormalised: ``sum_k w_k d_k = 0`` then holds for the sum over all clients, but not
+for the sum over the clients of a round. A client that skipped rounds downloads theta and, for Eq.
+15, the theta' of its last round. d_k and v are never sent.
 """
 
 from __future__ import annotations
@@ -61,22 +65,25 @@ _PASS = 1000
 
 
 class FedSHVR(PairedBatches):
-    """Fed-SHVR with its ablations; Fed-SH is ``control_variate=False``, Fed-SVR is ``averaging="plain"``.
+    """Fed-SHVR with its ablations.
+
+    Fed-SH is ``control_variate=False``, Fed-SVR is ``averaging="plain"``.
 
     A client without labelled or without unlabelled images has no loss terms for them.
 
     Args:
-        alpha0: Final value of alpha_0, the weight of the unlabelled cross-entropy. The paper does not state it. 1
-            reproduces its Table I most closely. 3, the value of pseudo-labelling (Lee, 2013), on which the paper
-            builds, learns faster after the first rounds.
+        alpha0: Final value of alpha_0, the weight of the unlabelled cross-entropy. The paper does
+            not state it. 1 reproduces its Table I most closely. 3, the value of pseudo-labelling
+            (Lee, 2013), on which the paper builds, learns faster after the first rounds.
         alpha1: Weight of r_1, the regulariser of the pseudo-labels; 0 gives one-hot labels.
         alpha2: Weight of r_2, which penalises confident predictions on unlabelled images.
-        r2: ``from_uniform``: KL(uniform, f), label smoothing, which reproduces Table I much more closely;
-            ``to_uniform``: KL(f, uniform), the confidence penalty, as Eq. 9 prints it.
-        ramp_epochs: Local epochs over which alpha_0 grows from 0; 0 for its final value from the start.
-        label_alpha0: The alpha_0 of Eq. 8. ``final``: the ramp's value in the first round, whose labels are those of an
-            untrained model, and the final value afterwards. ``ramped``: the ramp's value in every round; while it is
-            below alpha_1, it flattens the labels.
+        r2: ``from_uniform``: KL(uniform, f), label smoothing, which reproduces Table I much more
+            closely; ``to_uniform``: KL(f, uniform), the confidence penalty, as Eq. 9 prints it.
+        ramp_epochs: Local epochs over which alpha_0 grows from 0; 0 for its final value from the
+            start.
+        label_alpha0: The alpha_0 of Eq. 8. ``final``: the ramp's value in the first round, whose
+            labels are those of an untrained model, and the final value afterwards. ``ramped``: the
+            ramp's value in every round; while it is below alpha_1, it flattens the labels.
         control_variate: Correct gradients by d_k. It costs a model's size per client.
         averaging: ``normalized`` (Eq. 14), or the ``plain`` weighted mean of the clients' models.
         optimizer: The optimizer of a client's steps; Eq. 12 and 16 take plain SGD.
@@ -106,7 +113,8 @@ class FedSHVR(PairedBatches):
         if control_variate:
             require_plain_sgd(
                 self.optimizer_factory,
-                "Eq. 15 of Fed-SHVR's paper divides a client's movement by the learning rate, which is the mean "
+                "Eq. 15 of Fed-SHVR's paper divides a client's movement by the learning rate, "
+                "which is the mean "
                 "gradient under plain SGD alone (or set model.control_variate: false)",
                 weight_decay=True,
             )
@@ -125,15 +133,22 @@ class FedSHVR(PairedBatches):
         return [PseudoLabelQuality(), LocalSteps()]
 
     def control(self, client: int) -> State:
-        """d_k of a client by the weights' names: 0 before its first round; empty without control variates."""
+        """d_k of a client by the weights' names: 0 before its first round.
+
+        Empty without control variates.
+        """
         if not self.control_variate:
             return {}
         trained = {name: p for name, p in self.named_parameters() if p.requires_grad}
-        zeros = {name: torch.zeros_like(p, device="cpu", requires_grad=False) for name, p in trained.items()}
+        zeros = {
+            name: torch.zeros_like(p, device="cpu", requires_grad=False)
+            for name, p in trained.items()
+        }
         return self.clients.get(client, "control") or zeros
 
     def download_sizes(self, client: int, received: State) -> dict[str, int]:
-        """The broadcast and what Eq. 15 needs: tau_bar and theta' of the client's last round, if it had one.
+        """The broadcast and what Eq. 15 needs: tau_bar and theta' of the client's last round, if it
+        had one.
 
         The broadcast is the theta' of the previous round, which is therefore not sent again.
         """
@@ -141,13 +156,18 @@ class FedSHVR(PairedBatches):
         if last := self.clients.get(client, "last_round"):
             sizes["tau_bar"] = 8
             if int(last["round"]) < self.federation.round_index - 1:
-                sizes |= {f"last_round.{name}": size for name, size in sizes_of(self.server.parameters).items()}
+                sizes |= {
+                    f"last_round.{name}": size
+                    for name, size in sizes_of(self.server.parameters).items()
+                }
         return sizes
 
     def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
         """The update and, where Eq. 14 or 15 needs it, tau_k."""
         sizes = super().upload_sizes(update)
-        return sizes | {"tau": 8} if self.control_variate or self.averaging == "normalized" else sizes
+        return (
+            sizes | {"tau": 8} if self.control_variate or self.averaging == "normalized" else sizes
+        )
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Label the client's images and draw its tau_k batches."""
@@ -156,7 +176,9 @@ class FedSHVR(PairedBatches):
             data.images.device, data.dtype, non_blocking=True
         )
         own = self.control(data.party)
-        control_variate = {name: d.to(data.images.device, non_blocking=True) for name, d in own.items()}
+        control_variate = {
+            name: d.to(data.images.device, non_blocking=True) for name, d in own.items()
+        }
         pseudo = self._labels_of_round(data)
 
         def beside(rows: Tensor, step: Tensor) -> Batch:
@@ -164,11 +186,14 @@ class FedSHVR(PairedBatches):
             return {"alpha0": alpha0[step], **labels}
 
         unlabeled = beside if self.ramp.final or self.alpha2 else None
-        return paired_work(data, steps, unlabeled=unlabeled, pseudo_labels=pseudo, control_variate=control_variate)
+        return paired_work(
+            data, steps, unlabeled=unlabeled, pseudo_labels=pseudo, control_variate=control_variate
+        )
 
     @torch.no_grad()
     def label_images(self, data: LocalData, alpha0: float) -> PseudoLabels:
-        """Soft labels of all the client's unlabelled images (Eq. 8), from plain views in evaluation mode.
+        """Soft labels of all the client's unlabelled images (Eq. 8), from plain views in evaluation
+        mode.
 
         Args:
             data: The client's data.
@@ -182,11 +207,15 @@ class FedSHVR(PairedBatches):
         return PseudoLabels(labels, confidence, torch.ones_like(confidence, dtype=torch.bool))
 
     def client_labels(self, data: LocalData, round_index: int) -> Tensor:
-        """v_k as a round computes it with the working module: ``(unlabelled, classes)``; for diagnostics."""
+        """v_k as a round computes it with the working module: ``(unlabelled, classes)``.
+
+        For diagnostics.
+        """
         return self.label_images(data, self._alpha0_of_labels(round_index)).labels
 
     def objective(self, data: LocalData, labels: Tensor) -> Iterator[Tensor]:
-        """Terms that sum to F_k (Eq. 5a) on all the client's images, with the alpha_0 of the start of the round.
+        """Terms that sum to F_k (Eq. 5a) on all the client's images, with the alpha_0 of the start
+        of the round.
 
         Args:
             data: The client's data.
@@ -197,14 +226,20 @@ class FedSHVR(PairedBatches):
         for (images, targets), labeled in zip(pairs, (True, False), strict=True):
             for part, target in zip(images.split(_PASS), targets.split(_PASS), strict=True):
                 if len(part):
-                    yield self._losses(self(data.plain(part)), target, alpha0, labeled).sum() / len(images)
+                    yield self._losses(self(data.plain(part)), target, alpha0, labeled).sum() / len(
+                        images
+                    )
 
     def _losses(self, logits: Tensor, target: Tensor, alpha0: float, labeled: bool) -> Tensor:
         """The terms of F_k, one per image: ``(batch,)``."""
         if labeled:
             return F.cross_entropy(logits, target, reduction="none")
         r1 = kl_to_uniform(target.clamp(min=torch.finfo(target.dtype).tiny).log())
-        return alpha0 * soft_cross_entropy(logits, target) + self.alpha1 * r1 + self.alpha2 * self.r2(logits)
+        return (
+            alpha0 * soft_cross_entropy(logits, target)
+            + self.alpha1 * r1
+            + self.alpha2 * self.r2(logits)
+        )
 
     def _labels_of_round(self, data: LocalData) -> PseudoLabels | None:
         """Labels by the received model; None if the loss does not need them."""
@@ -233,7 +268,9 @@ class FedSHVR(PairedBatches):
     def on_result(self, client: int, result: State) -> None:
         """Apply Eq. 15 when theta' and tau_bar arrive."""
         tau = result["tau_bar"]
-        theta = {name: p for name, p in self.server.parameters.items() if f"last_round.{name}" in result}
+        theta = {
+            name: p for name, p in self.server.parameters.items() if f"last_round.{name}" in result
+        }
         moved = {name: (p - result[f"last_round.{name}"]) / tau.to(p) for name, p in theta.items()}
         self._correct(client, on_cpu(moved))
 
@@ -241,7 +278,12 @@ class FedSHVR(PairedBatches):
         """Refuse a learning rate of 0, by which Eq. 15 divides."""
         self._tau_bar = None
         rate_is_valid = not self.control_variate or self.federation.client_lr > 0
-        checks.require(rate_is_valid, "optimizer.init_args.lr", 0, "Eq. 15 divides by it; end model.schedule above 0")
+        checks.require(
+            rate_is_valid,
+            "optimizer.init_args.lr",
+            0,
+            "Eq. 15 divides by it; end model.schedule above 0",
+        )
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
         """Sum the clients' steps, normalised by their number."""
@@ -251,12 +293,18 @@ class FedSHVR(PairedBatches):
             if self.control_variate:
                 self.clients.put(update.client, "last_round", {"round": this_round})
             steps = next(iter(mean_step.values())).new_tensor(float(update.num_steps))
-            moved = mean_step if self.averaging == "normalized" else {n: p * steps for n, p in mean_step.items()}
+            moved = (
+                mean_step
+                if self.averaging == "normalized"
+                else {n: p * steps for n, p in mean_step.items()}
+            )
             total.add({**moved, **update.buffers, _STEPS: steps}, self.client_weight(update))
         return {"model": total}
 
     def aggregate(self, sums: dict[str, WeightedSum]) -> None:
-        """Apply Eq. 14 to the mean over the clients, then Eq. 15. Without an update, all values stay as they are."""
+        """Apply Eq. 14 to the mean over the clients, then Eq. 15. Without an update, all values
+        stay as they are.
+        """
         mean = sums["model"].mean()
         if mean is None:
             return
@@ -264,23 +312,35 @@ class FedSHVR(PairedBatches):
         scale = tau if self.averaging == "normalized" else torch.ones_like(tau)
         before = {name: p.clone() for name, p in self.server.parameters.items()}
         model = WeightedSum()
-        model.add({name: before[name] - scale * t if name in before else t for name, t in mean.items()})
+        model.add(
+            {name: before[name] - scale * t if name in before else t for name, t in mean.items()}
+        )
         super().aggregate({"model": model})
         if self.control_variate:
             self._tau_bar, new = tau, self.server.parameters
-            moved = on_cpu({name: (p - new[name]) / tau for name, p in before.items() if name in mean})
+            moved = on_cpu(
+                {name: (p - new[name]) / tau for name, p in before.items() if name in mean}
+            )
             for client in self.clients.having("mean_step"):
                 self._correct(client, moved)
 
     def result_for_clients(self) -> State:
-        """tau_bar and theta', by which a client of the round updates its control variate (Eq. 15)."""
+        """tau_bar and theta', by which a client of the round updates its control
+        variate (Eq. 15).
+        """
         if self._tau_bar is None:
             return {}
-        return {"tau_bar": self._tau_bar.double(), **{f"last_round.{n}": p for n, p in self.server.parameters.items()}}
+        return {
+            "tau_bar": self._tau_bar.double(),
+            **{f"last_round.{n}": p for n, p in self.server.parameters.items()},
+        }
 
     def _mean_step(self, update: ClientUpdate) -> State:
         """``(theta - theta_k) / tau_k``."""
-        return {n: (self.server.parameters[n] - p) / update.num_steps for n, p in update.parameters.items()}
+        return {
+            n: (self.server.parameters[n] - p) / update.num_steps
+            for n, p in update.parameters.items()
+        }
 
     def _correct(self, client: int, mean_step: State) -> None:
         """Apply Eq. 15 to a client of the round.
@@ -290,6 +350,8 @@ class FedSHVR(PairedBatches):
             mean_step: ``(theta - theta') / tau_bar``, on the CPU.
         """
         own, d = self.clients.get(client, "mean_step"), self.control(client)
-        change = {name: (mean_step[name] - t) / self.federation.client_lr for name, t in own.items()}
+        change = {
+            name: (mean_step[name] - t) / self.federation.client_lr for name, t in own.items()
+        }
         self.clients.put(client, "control", {n: d[n] + t for n, t in change.items()})
         self.clients.put(client, "mean_step", {})

@@ -1,13 +1,15 @@
 """FedAvg and FedProx: federated averaging with labels at the clients.
 
-B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Aguera y Arcas, "Communication-Efficient Learning of Deep Networks from
-Decentralized Data", AISTATS 2017, arXiv 1602.05629. T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith,
-"Federated Optimization in Heterogeneous Networks", MLSys 2020, arXiv 1812.06127.
+B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Aguera y Arcas, "Communication-Efficient Learning of
+Deep Networks from Decentralized Data", AISTATS 2017, arXiv 1602.05629. T. Li, A. K. Sahu, M.
+Zaheer, M. Sanjabi, A. Talwalkar, V. Smith, "Federated Optimization in Heterogeneous Networks",
+MLSys 2020, arXiv 1812.06127.
 
 A round:
 
 1. the server sends the global weights w to the drawn clients;
-2. each takes local steps on its labelled images, FedProx with ``mu/2 ||w_k - w||^2`` added to the loss;
+2. each takes local steps on its labelled images, FedProx with ``mu/2 ||w_k - w||^2`` added to the
+   loss;
 3. the server averages the trained weights, weighted by the number of images.
 """
 
@@ -32,7 +34,8 @@ class FedAvg(ServerPhases):
 
     Args:
         prox_mu: mu, the weight of the proximal term (FedProx Eq. 2); 0 is FedAvg.
-        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.common.server_phases.ServerPhases`.
+        kwargs: The arguments of
+            :class:`~lightning_fedssl.algorithms.common.server_phases.ServerPhases`.
     """
 
     def __init__(self, prox_mu: float = 0.0, **kwargs: Any) -> None:
@@ -51,28 +54,36 @@ class FedAvg(ServerPhases):
         test_dataloaders: Any = None,
         **kwargs: Any,
     ) -> tuple[FedAvg, FederatedDataModule]:
-        """A federation that trains any LightningModule: ``trainer.fit(*FedAvg.from_lightning(module, clients))``.
+        """A federation that trains any LightningModule:
+        ``trainer.fit(*FedAvg.from_lightning(module, clients))``.
 
-        In a round, Lightning's ``Trainer`` fits the module to the loader of each drawn client, beginning with the
-        global weights and a new call of ``configure_optimizers``; all of the module's hooks are called. What it logs
-        is averaged over the clients under its own names. See :mod:`lightning_fedssl.algorithms.from_lightning`.
+        In a round, Lightning's ``Trainer`` fits the module to the loader of each drawn client,
+        beginning with the global weights and a new call of ``configure_optimizers``; all of the
+        module's hooks are called. What it logs is averaged over the clients under its own names.
+        See :mod:`lightning_fedssl.algorithms.from_lightning`.
 
         Args:
-            module: Needs ``training_step`` and ``configure_optimizers``. After the run it has the global weights. For
-                ``FixMatch`` its ``forward`` returns logits, ``(batch, classes)``.
-            clients: A loader for each client, whose batches ``training_step`` takes; or data of class labels, of which
-                it takes ``(x, y)``. The batches of ``FixMatch`` are ``(x_weak, x_strong)``.
-            server: The server's loader of labelled batches, for ``FixMatch``; it trains by ``training_step``.
-            val_dataloaders: One or several loaders for the module's ``validation_step``, after every round.
+            module: Needs ``training_step`` and ``configure_optimizers``. After the run it has the
+                global weights. For ``FixMatch`` its ``forward`` returns logits, ``(batch,
+                classes)``.
+            clients: A loader for each client, whose batches ``training_step`` takes; or data of
+                class labels, of which it takes ``(x, y)``. The batches of ``FixMatch`` are
+                ``(x_weak, x_strong)``.
+            server: The server's loader of labelled batches, for ``FixMatch``; it trains by
+                ``training_step``.
+            val_dataloaders: One or several loaders for the module's ``validation_step``, after
+                every round.
             test_dataloaders: Likewise for ``test_step``, at the end.
-            kwargs: ``client_epochs`` (whole numbers), ``prox_mu``, ``client_weighting``, ``gradient_clip_norm``,
-                ``schedule`` (factors of the module's learning rates over the rounds), those of the server's phases, and
-                those of ``FixMatch``.
+            kwargs: ``client_epochs`` (whole numbers), ``prox_mu``, ``client_weighting``,
+                ``gradient_clip_norm``, ``schedule`` (factors of the module's learning rates over
+                the rounds), those of the server's phases, and those of ``FixMatch``.
 
         Raises:
             ValueError: Names the argument, or the client, and what to give instead.
         """
-        from lightning_fedssl.algorithms.from_lightning import federation_of  # it derives from this class
+        from lightning_fedssl.algorithms.from_lightning import (
+            federation_of,
+        )  # it derives from this class
 
         evaluated = {"validate": val_dataloaders, "test": test_dataloaders}
         return federation_of(cls, module, clients, server, evaluated, kwargs)
@@ -96,5 +107,9 @@ class FedAvg(ServerPhases):
         if self.prox_mu == 0:
             return loss
         sent = self.server.parameters
-        pairs = [(w, sent[f"network.{n}"]) for n, w in self.network.named_parameters() if f"network.{n}" in sent]
+        pairs = [
+            (w, sent[f"network.{n}"])
+            for n, w in self.network.named_parameters()
+            if f"network.{n}" in sent
+        ]
         return loss + self.prox_mu * proximal_term(*zip(*pairs, strict=True))

@@ -1,27 +1,31 @@
 """FedDB: pseudo-labels and aggregation weights without the bias of the class priors.
 
-G. Zhu, X. Liu, X. Wu, S. Tang, C. Tang, J. Niu, H. Su, "Estimating before Debiasing: A Bayesian Approach to Detaching
-Prior Bias in Federated Semi-Supervised Learning", IJCAI 2024, arXiv 2405.19789. Authors' code:
-github.com/GuogangZhu/FedDB.
+G. Zhu, X. Liu, X. Wu, S. Tang, C. Tang, J. Niu, H. Su, "Estimating before Debiasing: A Bayesian
+Approach to Detaching Prior Bias in Federated Semi-Supervised Learning", IJCAI 2024, arXiv
+2405.19789. Authors' code: github.com/GuogangZhu/FedDB.
 
 A round:
 
 1. the server sends the global model to the drawn clients;
-2. a client predicts all of its images once; their mean prediction p_s (APP-U) estimates the prior of the model. The
-   label of an image is the largest class of ``p / p_s``, divided by its sum, if that is at least tau;
+2. a client predicts all of its images once; their mean prediction p_s (APP-U) estimates the prior
+   of the model. The label of an image is the largest class of ``p / p_s``, divided by its sum, if
+   that is at least tau;
 3. it takes E steps, each on all of its labelled and all of its confident images,
-   ``CE(weak, y) + CE(strong, label)``, and p_s follows: ``p_s <- (p_s + mean prediction of the weak views) / 2``;
-4. the server chooses weights of the clients for which the mixture of their p_s is close to uniform, and averages with
-   momentum.
+   ``CE(weak, y) + CE(strong, label)``, and p_s follows: ``p_s <- (p_s + mean prediction of the weak
+   views) / 2``;
+4. the server chooses weights of the clients for which the mixture of their p_s is close to uniform,
+   and averages with momentum.
 
-As the code has it: the labelled images get pseudo-labels, too; a client without a confident image trains on its
-labelled ones in batches; the weights start equal, and 100 times ``a <- softmax(a - 1.9 (gradient + 0.9 a))``, with the
-gradient of the mean squared error: a step of SGD with Nesterov momentum 0.9 and weight decay 0.9, whose momentum does
-not last to the next step. As a gradient is small, the weights stay within a few percent of equal ones.
+As the code has it: the labelled images get pseudo-labels, too; a client without a confident image
+trains on its labelled ones in batches; the weights start equal, and 100 times ``a <- softmax(a -
+1.9 (gradient + 0.9 a))``, with the gradient of the mean squared error: a step of SGD with Nesterov
+momentum 0.9 and weight decay 0.9, whose momentum does not last to the next step. As a gradient is
+small, the weights stay within a few percent of equal ones.
 
-What differs here: in the code, a client takes the unlabelled images with the numbers of its labelled ones, which other
-clients hold; here it takes its labelled images, as the code's comment says. The code evaluates batch norm by the
-statistics of the evaluated batch; here ``norm: static_batch`` measures them.
+What differs here: in the code, a client takes the unlabelled images with the numbers of its
+labelled ones, which other clients hold; here it takes its labelled images, as the code's comment
+says. The code evaluates batch norm by the statistics of the evaluated batch; here ``norm:
+static_batch`` measures them.
 """
 
 from __future__ import annotations
@@ -101,7 +105,9 @@ class FedDB(ServerPhases):
             self.prior.register_buffer("p_s", torch.zeros(self.num_classes or 0))
 
     def configure_callbacks(self) -> list[Callback]:
-        """Compute static batch-norm statistics from the clients' moments, as the server has no images."""
+        """Compute static batch-norm statistics from the clients' moments, as the server has no
+        images.
+        """
         from lightning_fedssl.callbacks import StaticBatchNorm
 
         return [StaticBatchNorm("moments")] if has_static_batch_norm(self) else []
@@ -142,13 +148,18 @@ class FedDB(ServerPhases):
         self.eval()
         starts = range(0, len(images), _PASS)
         parts = zip(images.split(_PASS), starts, strict=True)
-        logits = torch.cat([self(data.weak(part, "labeling", start=start)) for part, start in parts]).to(data.dtype)
+        logits = torch.cat(
+            [self(data.weak(part, "labeling", start=start)) for part, start in parts]
+        ).to(data.dtype)
         p_s = logits.softmax(dim=-1).mean(dim=0)
         self.prior.get_buffer("p_s").copy_(p_s)
         return pseudo_label(logits - p_s.log() if self.debias_labels else logits, self.threshold)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """``CE(weak, y) + CE(strong, label)``; p_s moves half-way to the mean prediction of the weak views."""
+        """``CE(weak, y) + CE(strong, label)``.
+
+        P_s moves half-way to the mean prediction of the weak views.
+        """
         loss = F.cross_entropy(self(batch["x"]), batch["y"])
         if "x_weak" not in batch:
             return loss
@@ -163,20 +174,25 @@ class FedDB(ServerPhases):
         return replace(update, payload={"p_s": p_s}) if self.debias_weights else update
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
-        """The mean of the clients' models, which are all in memory: their weights depend on every p_s."""
+        """The mean of the clients' models, which are all in memory: their weights depend on every
+        p_s.
+        """
         if not self.debias_weights:
             return super().accumulate(updates)
         drawn = [update.to(self.prior.get_buffer("p_s").device, copy=True) for update in updates]
         total = WeightedSum()
         if drawn:
-            weights = unbiased_weights(torch.stack([update.payload["p_s"] for update in drawn]).cpu())
+            weights = unbiased_weights(
+                torch.stack([update.payload["p_s"] for update in drawn]).cpu()
+            )
             for update, weight in zip(drawn, weights.tolist(), strict=True):
                 total.add({**update.parameters, **update.buffers}, weight)
         return {"model": total}
 
 
 def unbiased_weights(priors: Tensor, steps: int = 100) -> Tensor:
-    """Weights of clients for which the mixture of their priors is close to uniform: ``(clients,)``, of sum 1.
+    """Weights of clients for which the mixture of their priors is close to uniform: ``(clients,)``,
+    of sum 1.
 
     Args:
         priors: p_s of the clients, ``(clients, classes)``.

@@ -1,49 +1,57 @@
 """FedMatch: inter-client consistency and disjoint learning on decomposed weights.
 
-W. Jeong, J. Yoon, E. Yang, S. J. Hwang, "Federated Semi-Supervised Learning with Inter-Client Consistency & Disjoint
-Learning", ICLR 2021, arXiv 2006.12097.
+W. Jeong, J. Yoon, E. Yang, S. J. Hwang, "Federated Semi-Supervised Learning with Inter-Client
+Consistency & Disjoint Learning", ICLR 2021, arXiv 2006.12097.
 
-Every weight is ``theta = sigma + psi``: sigma is trained on labelled images alone, psi on unlabelled ones alone. A
-round, with labels at the clients:
+Every weight is ``theta = sigma + psi``: sigma is trained on labelled images alone, psi on
+unlabelled ones alone. A round, with labels at the clients:
 
-1. every 10th round each drawn client k that took part before receives H helpers. The server compares the models' class
-   probabilities of a fixed noise image, and sends the last psi of the H clients whose models are most similar to k's;
+1. every 10th round each drawn client k that took part before receives H helpers. The server
+   compares the models' class probabilities of a fixed noise image, and sends the last psi of the H
+   clients whose models are most similar to k's;
 2. a client alternates steps of sigma on ``lambda_s CE(x, y)`` (Eq. 4) and of psi on (Eq. 5)
-   ``lambda_ICCS [1/H sum_h KL(p_h || p) + CE(strong(u), vote)] + lambda_L1 |psi| + lambda_L2 (sigma - psi)^2``;
-   p are the local model's probabilities of the plain image, p_h those of the received sigma with a helper's psi, and
-   the vote is the class that most of these models predict. KL and CE are means over the images with ``max p >= tau``;
-   the last two terms are always added;
-3. entries of sigma and psi that changed by no more than a threshold are set to the server's values, and the others are
-   uploaded;
-4. the server computes each model's probabilities of the noise image (its embedding), and averages sigma and psi with
-   equal weights.
+   ``lambda_ICCS [1/H sum_h KL(p_h || p) + CE(strong(u), vote)] + lambda_L1 |psi| + lambda_L2 (sigma
+   - psi)^2``; p are the local model's probabilities of the plain image, p_h those of the received
+     sigma with a helper's psi, and
+   the vote is the class that most of these models predict. KL and CE are means over the images with
+   ``max p >= tau``; the last two terms are always added;
+3. entries of sigma and psi that changed by no more than a threshold are set to the server's values,
+   and the others are uploaded;
+4. the server computes each model's probabilities of the noise image (its embedding), and averages
+   sigma and psi with equal weights.
 
-With labels at the server, the server trains sigma before the clients train, and the clients train and upload psi alone.
-Entries of psi below a threshold count as zero where the server trains and where a model is evaluated.
+With labels at the server, the server trains sigma before the clients train, and the clients train
+and upload psi alone. Entries of psi below a threshold count as zero where the server trains and
+where a model is evaluated.
 
-From the authors' code, where the paper does not state a value or the code differs: tau is 0.75 (paper: 0.85), there are
-no helpers in rounds without a delivery, both thresholds, psi is initially 0.2 sigma, and the learning rate is divided
-by 3 when the loss of a client's model on the global validation images has not fallen for some rounds (here each client
-has its own rate; in the code several clients share an optimizer). A client downloads these images and their labels
-once, which the communication ledger counts. Our decisions: batches are shuffled in every round (code:
-``shuffle: false``), log-softmax instead of clipped probabilities, the noise image is not normalised, and norm layers
-belong to sigma.
+From the authors' code, where the paper does not state a value or the code differs: tau is 0.75
+(paper: 0.85), there are no helpers in rounds without a delivery, both thresholds, psi is initially
+0.2 sigma, and the learning rate is divided by 3 when the loss of a client's model on the global
+validation images has not fallen for some rounds (here each client has its own rate; in the code
+several clients share an optimizer). A client downloads these images and their labels once, which
+the communication ledger counts. Our decisions: batches are shuffled in every round (code:
+``shuffle: false``), log-softmax instead of clipped probabilities, the noise image is not
+normalised, and norm layers belong to sigma.
 
-Communication is counted as sparse: the server announces a new value of an entry when it has changed by more than the
-threshold, and a client downloads the entries announced since it last took part. The authors' code compares with the
-client's weights after its last local training, and counts the entries of a helper that differ from the client's psi.
-Here all entries of a helper above the threshold are counted. ``communication/download_share`` and ``upload_share``,
-relative to one dense set of weights, are therefore not comparable with the paper's. The simulation copies all weights.
-The bytes include the positions of the entries. The share of psi above the threshold is ``server/psi_share``.
+Communication is counted as sparse: the server announces a new value of an entry when it has changed
+by more than the threshold, and a client downloads the entries announced since it last took part.
+The authors' code compares with the client's weights after its last local training, and counts the
+entries of a helper that differ from the client's psi. Here all entries of a helper above the
+threshold are counted. ``communication/download_share`` and ``upload_share``, relative to one dense
+set of weights, are therefore not comparable with the paper's. The simulation copies all weights.
+The bytes include the positions of the entries. The share of psi above the threshold is
+``server/psi_share``.
 
-A client's epoch of n images has ``round(n / B)`` steps, as in the code. With 440 images in batches of 100 it trains on
-400 of them, here on others in every round. An epoch of the server contains all of its images.
+A client's epoch of n images has ``round(n / B)`` steps, as in the code. With 440 images in batches
+of 100 it trains on 400 of them, here on others in every round. An epoch of the server contains all
+of its images.
 
-With the published rate and ``lambda_L2 = 10`` the last term reduces the distance of psi from sigma by 2 % per step,
-which dominates the other terms: theta tends to 2 sigma, and psi is not sparse. The published strong view is
-``data.strong: fedmatch``, with ``data.weak: none``; the published partition that is not IID is ``ClientTypes``. Not
-implemented: the paper's streaming setting (Fashion-MNIST in steps of ten rounds, with evaluation of the local models),
-and the code's split of CIFAR-10's 60,000 pooled images; the configurations use the standard split.
+With the published rate and ``lambda_L2 = 10`` the last term reduces the distance of psi from sigma
+by 2 % per step, which dominates the other terms: theta tends to 2 sigma, and psi is not sparse. The
+published strong view is ``data.strong: fedmatch``, with ``data.weak: none``; the published
+partition that is not IID is ``ClientTypes``. Not implemented: the paper's streaming setting
+(Fashion-MNIST in steps of ten rounds, with evaluation of the local models), and the code's split of
+CIFAR-10's 60,000 pooled images; the configurations use the standard split.
 """
 
 from __future__ import annotations
@@ -65,7 +73,11 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import State, WeightedSum, sizes_of
 from lightning_fedssl.functional.device_copies import on_cpu
-from lightning_fedssl.functional.fedmatch import decomposition_penalty, helper_divergence, nearest_clients
+from lightning_fedssl.functional.fedmatch import (
+    decomposition_penalty,
+    helper_divergence,
+    nearest_clients,
+)
 from lightning_fedssl.functional.losses import masked_cross_entropy
 from lightning_fedssl.functional.optimizers import require_plain_sgd, slow_plain_sgd
 from lightning_fedssl.functional.pseudo_labels import agreement, pseudo_label
@@ -93,22 +105,23 @@ class FedMatch(FederatedAlgorithm):
         agreement_weight: lambda_a, of the cross-entropy on the votes (the paper's lambda_ICCS).
         l1_weight: lambda_L1: 1e-4 with labels at the clients, 1e-5 at the server.
         l2_weight: lambda_L2, the weight of ``(sigma - psi)^2``.
-        helpers: H; 0 for none. The server stores the last psi of every client that took part: half the size of a model
-            each.
+        helpers: H; 0 for none. The server stores the last psi of every client that took part: half
+            the size of a model each.
         helper_interval: Rounds from one delivery of helpers to the next.
-        l1_threshold: Entries of psi up to this size count as zero in evaluation and at the server: 5e-6 with labels at
-            the clients, 1e-5 at the server.
-        delta_threshold: Entries that a client changed by no more than this are not sent: 5e-5 with labels at the
-            clients, 1e-5 at the server.
+        l1_threshold: Entries of psi up to this size count as zero in evaluation and at the server:
+            5e-6 with labels at the clients, 1e-5 at the server.
+        delta_threshold: Entries that a client changed by no more than this are not sent: 5e-5 with
+            labels at the clients, 1e-5 at the server.
         psi_scale: The initial psi is this multiple of sigma.
-        variance_scaling: Draw sigma from a truncated normal distribution of variance 1 / fan-in, as the authors do; if
-            false, sigma has the network's own initial weights.
-        lr_patience: Rounds without a lower validation loss after which a party divides its rate by 3: 5, and 20 with
-            labels at the server; null for a constant rate.
+        variance_scaling: Draw sigma from a truncated normal distribution of variance 1 / fan-in, as
+            the authors do; if false, sigma has the network's own initial weights.
+        lr_patience: Rounds without a lower validation loss after which a party divides its rate by
+            3: 5, and 20 with labels at the server; null for a constant rate.
         shuffle: Draw the order of the batches anew in every round.
         optimizer: The optimizer of sigma and psi: plain SGD.
-        client_epochs: Epochs of a client. It divides its unlabelled images into as many batches as it has labelled
-            batches; without labelled images, into batches of ``data.client_batch_size``.
+        client_epochs: Epochs of a client. It divides its unlabelled images into as many batches as
+            it has labelled batches; without labelled images, into batches of
+            ``data.client_batch_size``.
         server_epochs: Epochs of the server over its labelled images.
         client_weighting: A client's weight in the mean: its number of ``samples``, or ``uniform``.
         kwargs: The arguments every algorithm takes.
@@ -146,18 +159,30 @@ class FedMatch(FederatedAlgorithm):
             client_weighting=client_weighting,
             **kwargs,
         )
-        checks.require(not self.freeze_patterns, "freeze", self.freeze_patterns, "FedMatch trains every weight")
+        checks.require(
+            not self.freeze_patterns, "freeze", self.freeze_patterns, "FedMatch trains every weight"
+        )
         keeps = self.init_from is None or not (variance_scaling or psi_scale)
-        checks.require(keeps, "init_from", self.init_from, "set model.variance_scaling false and model.psi_scale 0")
+        checks.require(
+            keeps,
+            "init_from",
+            self.init_from,
+            "set model.variance_scaling false and model.psi_scale 0",
+        )
         checks.probability("threshold", threshold)
         checks.at_least(0, labeled_weight=labeled_weight, consistency_weight=consistency_weight)
-        checks.at_least(0, agreement_weight=agreement_weight, l1_weight=l1_weight, l2_weight=l2_weight)
-        checks.at_least(0, helpers=helpers, l1_threshold=l1_threshold, delta_threshold=delta_threshold)
+        checks.at_least(
+            0, agreement_weight=agreement_weight, l1_weight=l1_weight, l2_weight=l2_weight
+        )
+        checks.at_least(
+            0, helpers=helpers, l1_threshold=l1_threshold, delta_threshold=delta_threshold
+        )
         checks.at_least(1, helper_interval=helper_interval, lr_patience=lr_patience)
         if lr_patience is not None:
             require_plain_sgd(
                 self.optimizer_factory,
-                "model.lr_patience lowers a party's rate by a factor of its loss, which is a factor of the rate under "
+                "model.lr_patience lowers a party's rate by a factor of its loss, which is a "
+                "factor of the rate under "
                 "plain SGD alone (or set model.lr_patience: null)",
                 several_rates=True,
             )
@@ -187,20 +212,34 @@ class FedMatch(FederatedAlgorithm):
         if hasattr(self, "network"):
             return
         super().configure_model()
-        checks.no_static_batch_norm(self.network, "no statistics are measured for the models of FedMatch's helpers")
+        checks.no_static_batch_norm(
+            self.network, "no statistics are measured for the models of FedMatch's helpers"
+        )
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(sampling.derive_key(sampling.global_seed(), "sigma"))
+            torch.default_generator.manual_seed(
+                sampling.derive_key(sampling.global_seed(), "sigma")
+            )
             self.network = Decomposed(self.network, self.psi_scale, self.variance_scaling)
 
     def check_data(self, data: FederatedDataModule) -> None:
-        """Clients need unlabelled images; the rule for the learning rate needs validation images."""
+        """Clients need unlabelled images.
+
+        The rule for the learning rate needs validation images.
+        """
         self.sends_sigma = data.label_location == "clients"
         checks.has_unlabeled(data, "FedMatch")
         has_loss = self.lr_patience is None or data.has_validation
-        checks.require(has_loss, "lr_patience", self.lr_patience, "it needs data.validation; give that, or null")
+        checks.require(
+            has_loss,
+            "lr_patience",
+            self.lr_patience,
+            "it needs data.validation; give that, or null",
+        )
 
     def round(self, federation: Federation) -> None:
-        """Deliver helpers, train sigma where the labels are at the server, then train the clients."""
+        """Deliver helpers, train sigma where the labels are at the server,
+        then train the clients.
+        """
         due = federation.round_index % self.helper_interval == 0
         self.helpers = self.choose_helpers(federation.cohort) if due else {}
         federation.train_server()
@@ -218,11 +257,17 @@ class FedMatch(FederatedAlgorithm):
         """The last psi of the H clients whose embeddings are nearest to each client's.
 
         Args:
-            cohort: The drawn clients; a client without an embedding (before its first upload) receives no helpers.
+            cohort: The drawn clients; a client without an embedding (before its first upload)
+                receives no helpers.
         """
-        embeddings = {k: self.clients.get(k, "embedding")["p"] for k in self.clients.having("embedding")}
+        embeddings = {
+            k: self.clients.get(k, "embedding")["p"] for k in self.clients.having("embedding")
+        }
         return {
-            client: [self.clients.get(k, "psi") for k in nearest_clients(client, embeddings, self.num_helpers)]
+            client: [
+                self.clients.get(k, "psi")
+                for k in nearest_clients(client, embeddings, self.num_helpers)
+            ]
             for client in cohort
             if client in embeddings
         }
@@ -243,7 +288,9 @@ class FedMatch(FederatedAlgorithm):
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Alternate a labelled batch for sigma and an unlabelled one for psi."""
-        labeled = self._labeled_work(data, self.client_epochs, _whole_batches(len(data.labeled), data.batch_size))
+        labeled = self._labeled_work(
+            data, self.client_epochs, _whole_batches(len(data.labeled), data.batch_size)
+        )
         size, count = data.batch_size, len(data.unlabeled)
         if labeled.num_steps:
             size = max(1, math.ceil(count * self.client_epochs / labeled.num_steps))
@@ -272,7 +319,10 @@ class FedMatch(FederatedAlgorithm):
 
         def make_batch(rows: Tensor, visits: Visits) -> Batch:
             images = data.unlabeled[rows]
-            batch = {"u": data.plain(images), "u_strong": data.strong(images, "strong", visits=visits)}
+            batch = {
+                "u": data.plain(images),
+                "u_strong": data.strong(images, "strong", visits=visits),
+            }
             return batch if helpers is None else batch | {"helpers": helpers[rows]}
 
         def order(epoch: int) -> Tensor:
@@ -281,12 +331,19 @@ class FedMatch(FederatedAlgorithm):
             return torch.arange(len(data.unlabeled), device=data.images.device)
 
         return epochs_of(
-            make_batch, order, count=count, batch_size=batch_size, epochs=self.client_epochs, chunk=data.chunk
+            make_batch,
+            order,
+            count=count,
+            batch_size=batch_size,
+            epochs=self.client_epochs,
+            chunk=data.chunk,
         )
 
     @torch.no_grad()
     def _helper_probabilities(self, data: LocalData) -> Tensor | None:
-        """p_h of all the client's unlabelled images, ``(images, H, classes)``; None without helpers.
+        """p_h of all the client's unlabelled images, ``(images, H, classes)``.
+
+        None without helpers.
 
         Helpers do not change while the client trains, so each is evaluated once.
         """
@@ -295,20 +352,31 @@ class FedMatch(FederatedAlgorithm):
         self.eval()
         answers = []
         for psi in self.helpers[data.party]:
-            own = [psi[name].to(data.images.device, non_blocking=True) for name in self._psi_names()]
-            pairs = [(sigma, part) for (sigma, _), part in zip(self.network.pairs(), own, strict=True)]
-            parts = [self.network.logits(data.plain(images), pairs) for images in data.unlabeled.split(_PASS)]
+            own = [
+                psi[name].to(data.images.device, non_blocking=True) for name in self._psi_names()
+            ]
+            pairs = [
+                (sigma, part) for (sigma, _), part in zip(self.network.pairs(), own, strict=True)
+            ]
+            parts = [
+                self.network.logits(data.plain(images), pairs)
+                for images in data.unlabeled.split(_PASS)
+            ]
             answers.append(torch.cat(parts).softmax(dim=-1))
         return torch.stack(answers, dim=1)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Eq. 4 on a labelled batch, Eq. 5 on an unlabelled one, times the factor of the client's learning rate."""
+        """Eq. 4 on a labelled batch, Eq. 5 on an unlabelled one, times the factor of the client's
+        learning rate.
+        """
         loss = self._supervised_loss(batch) if "y" in batch else self._unsupervised_loss(batch)
         return loss * batch["rate"].mean() if "rate" in batch else loss
 
     def _supervised_loss(self, batch: Batch) -> Tensor:
         pairs = [(sigma, psi.detach()) for sigma, psi in self.network.pairs()]
-        return self.labeled_weight * F.cross_entropy(self.network.logits(batch["x"], pairs), batch["y"])
+        return self.labeled_weight * F.cross_entropy(
+            self.network.logits(batch["x"], pairs), batch["y"]
+        )
 
     def _unsupervised_loss(self, batch: Batch) -> Tensor:
         pairs = [(sigma.detach(), psi) for sigma, psi in self.network.pairs()]
@@ -327,10 +395,16 @@ class FedMatch(FederatedAlgorithm):
     # Step 3: a client uploads what has changed.
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
-        """Adapt the learning rate, and upload what has changed: psi, and sigma where it was trained."""
+        """Adapt the learning rate, and upload what has changed: psi, and sigma where it was
+        trained.
+        """
         if self.lr_patience is not None:
-            self.clients.put(update.client, _RATE, self._next_rate(self.clients.get(update.client, _RATE)))
-        sent = {n: p for n, p in update.parameters.items() if n.startswith(_PSI) or self.sends_sigma}
+            self.clients.put(
+                update.client, _RATE, self._next_rate(self.clients.get(update.client, _RATE))
+            )
+        sent = {
+            n: p for n, p in update.parameters.items() if n.startswith(_PSI) or self.sends_sigma
+        }
         changed = {name: self._revert_small_changes(name, p) for name, p in sent.items()}
         buffers = update.buffers if self.sends_sigma else {}
         self.clients.put(update.client, _SEEN, {_ROUND: torch.tensor(self.federation.round_index)})
@@ -361,22 +435,31 @@ class FedMatch(FederatedAlgorithm):
         """A model's class probabilities of the noise image: ``(classes,)``.
 
         Args:
-            uploaded: psi, and sigma with the statistics of norm layers unless these are the server's, by their names.
+            uploaded: psi, and sigma with the statistics of norm layers unless these are the
+                server's, by their names.
         """
-        # Updates of other ranks have lost their memory layout, which changes the last bits of a convolution.
+        # Updates of other ranks have lost their memory layout, which changes the last bits of a
+        # convolution.
         state = {name: t.contiguous() for name, t in {**self.server.model(), **uploaded}.items()}
-        sigma = {name.removeprefix(_SIGMA): t for name, t in state.items() if name.startswith(_SIGMA)}
+        sigma = {
+            name.removeprefix(_SIGMA): t for name, t in state.items() if name.startswith(_SIGMA)
+        }
         names = zip(self.network.decomposed, self._psi_names(), strict=True)
         pairs = [(sigma.pop(name), state[psi]) for name, psi in names]
         self.eval()
-        # Not with the norm layers of the working module: whose these are depends on the number of ranks.
+        # Not with the norm layers of the working module: whose these are depends on the number of
+        # ranks.
         probe = self.probe().to(pairs[0][0])
         return self.network.logits(probe, pairs, norms=sigma)[0].softmax(dim=-1)
 
     def probe(self) -> Tensor:
-        """The noise image, ``(1, channels, height, width)``: N(125, 125) within 0..255, scaled to [0, 1]."""
+        """The noise image, ``(1, channels, height, width)``: N(125, 125) within 0..255, scaled to
+        [0, 1].
+        """
         assert self.in_shape is not None
-        generator = torch.Generator().manual_seed(sampling.derive_key(sampling.global_seed(), "probe"))
+        generator = torch.Generator().manual_seed(
+            sampling.derive_key(sampling.global_seed(), "probe")
+        )
         pixels = torch.empty(1, *self.in_shape)
         return torch.nn.init.trunc_normal_(pixels, 125, 125, 0, 255, generator=generator) / 255
 
@@ -390,7 +473,8 @@ class FedMatch(FederatedAlgorithm):
     # The communication cost.
 
     def announce(self, model: State) -> None:
-        """Announce the entries of the model that differ from the last announced values by more than the threshold.
+        """Announce the entries of the model that differ from the last announced values by more than
+        the threshold.
 
         Args:
             model: The model that will be sent, by name.
@@ -404,12 +488,16 @@ class FedMatch(FederatedAlgorithm):
             since[name].masked_fill_(moved, self.federation.round_index)
 
     def download_sizes(self, client: int, received: State) -> dict[str, int]:
-        """What was announced since the client last took part, and the psi of its helpers without zeros.
+        """What was announced since the client last took part, and the psi of its helpers without
+        zeros.
 
-        The first time a client also receives the validation images and labels, if its learning rate depends on them.
+        The first time a client also receives the validation images and labels, if its learning rate
+        depends on them.
         """
         seen, since = self.clients.get(client, _SEEN), self.server.extra.get(_ROUND, {})
-        newer = _counts({name: since[name] > seen[_ROUND] for name in received if seen and name in since})
+        newer = _counts(
+            {name: since[name] > seen[_ROUND] for name in received if seen and name in since}
+        )
         sizes: dict[str, int] = {}
         for name, t in received.items():
             sizes |= sparse_sizes(name, newer.get(name, t.numel()), t)
@@ -421,7 +509,9 @@ class FedMatch(FederatedAlgorithm):
         return sizes | self._validation_sizes(client)
 
     def _validation_sizes(self, client: int) -> dict[str, int]:
-        """Bytes of the validation images (8 bits a value) and labels (64 bits) that a client has not received yet."""
+        """Bytes of the validation images (8 bits a value) and labels (64 bits) that a client has
+        not received yet.
+        """
         if self.lr_patience is None or self.clients.get(client, _RATE):
             return {}
         batches = list(self.federation.validation_batches())
@@ -431,14 +521,18 @@ class FedMatch(FederatedAlgorithm):
     def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
         """Bytes of the entries that differ from the server's, and of all buffers."""
         sizes = sizes_of(update.buffers)
-        changed = _counts({name: p != self.server.parameters[name] for name, p in update.parameters.items()})
+        changed = _counts(
+            {name: p != self.server.parameters[name] for name, p in update.parameters.items()}
+        )
         for name, p in update.parameters.items():
             sizes |= sparse_sizes(name, changed[name], p)
         self._log_share("communication/upload_share", sizes)
         return sizes
 
     def _log_share(self, name: str, sizes: dict[str, int]) -> None:
-        """Log the communicated values as a multiple of one dense set of weights, which is not the paper's share."""
+        """Log the communicated values as a multiple of one dense set of weights, which is not the
+        paper's share.
+        """
         values = sum(size for key, size in sizes.items() if not key.endswith(".positions"))
         self.log(name, values / sum(sigma.nbytes for sigma, _ in self.network.pairs()))
 
@@ -450,7 +544,9 @@ class FedMatch(FederatedAlgorithm):
         self.eval()
         pairs = self._inference_pairs()
         batches = list(self.federation.validation_batches())
-        losses = [F.cross_entropy(self.network.logits(x, pairs), y, reduction="sum") for x, y in batches]
+        losses = [
+            F.cross_entropy(self.network.logits(x, pairs), y, reduction="sum") for x, y in batches
+        ]
         loss = float(sum(losses)) / sum(len(y) for _, y in batches)
         return update_rate(rate, loss, self.lr_patience or 1)
 
@@ -461,16 +557,24 @@ class FedMatch(FederatedAlgorithm):
 
     def _inference_pairs(self) -> list[tuple[Tensor, Tensor]]:
         """Sigma and psi of the working module as they are evaluated; psi gets no gradient."""
-        return [(sigma, hard_threshold(psi.detach(), self.l1_threshold)) for sigma, psi in self.network.pairs()]
+        return [
+            (sigma, hard_threshold(psi.detach(), self.l1_threshold))
+            for sigma, psi in self.network.pairs()
+        ]
 
 
 def _counts(masks: State) -> dict[str, int]:
     """How many entries of each mask are true."""
-    return {name: int(count) for name, count in on_cpu({name: mask.sum() for name, mask in masks.items()}).items()}
+    return {
+        name: int(count)
+        for name, count in on_cpu({name: mask.sum() for name, mask in masks.items()}).items()
+    }
 
 
 def _whole_batches(count: int, batch_size: int) -> int:
-    """The images of a client's epoch: ``round(n / B)`` batches, at least one, as in the authors' code."""
+    """The images of a client's epoch: ``round(n / B)`` batches, at least one, as in the authors'
+    code.
+    """
     return min(count, max(1, round(count / batch_size)) * batch_size)
 
 
@@ -485,8 +589,8 @@ def update_rate(rate: State, loss: float, patience: int) -> State:
     """Update the learning rate of a party (client or server) after a round in which it trained.
 
     Args:
-        rate: ``factor`` of the configured rate, ``lowest`` loss so far and rounds ``waited`` since then; empty before
-            the first round.
+        rate: ``factor`` of the configured rate, ``lowest`` loss so far and rounds ``waited`` since
+            then; empty before the first round.
         loss: The validation loss.
         patience: Rounds without a lower loss after which the rate is divided by 3.
     """
@@ -499,7 +603,8 @@ def update_rate(rate: State, loss: float, patience: int) -> State:
 
 
 def add_rate(batch: Batch, rate: State) -> Batch:
-    """Add the factor of a party's learning rate to a batch as ``rate`` ``(batch,)``, unless it is 1.
+    """Add the factor of a party's learning rate to a batch as ``rate`` ``(batch,)``, unless it is
+    1.
 
     With plain SGD a factor of the loss is a factor of the learning rate, for stacked clients too.
 
@@ -510,4 +615,8 @@ def add_rate(batch: Batch, rate: State) -> Batch:
     if not rate or float(rate["factor"]) == 1:
         return batch
     some = next(iter(batch.values()))
-    return batch | {"rate": torch.full((len(some),), float(rate["factor"]), dtype=some.dtype, device=some.device)}
+    return batch | {
+        "rate": torch.full(
+            (len(some),), float(rate["factor"]), dtype=some.dtype, device=some.device
+        )
+    }

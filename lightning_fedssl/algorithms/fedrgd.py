@@ -1,39 +1,44 @@
-"""FedRGD: consistency loss, group norm and grouping-based averaging reduce the gradient diversity of the users.
+"""FedRGD: consistency loss, group norm and grouping-based averaging reduce the gradient diversity
+of the users.
 
-Z. Zhang, Y. Yang, Z. Yao, Y. Yan, J. Gonzalez, K. Ramchandran, M. Mahoney, "Improving Semi-supervised Federated
-Learning by Reducing the Gradient Diversity of Models", IEEE BigData 2021, arXiv 2008.11364.
+Z. Zhang, Y. Yang, Z. Yao, Y. Yan, J. Gonzalez, K. Ramchandran, M. Mahoney, "Improving
+Semi-supervised Federated Learning by Reducing the Gradient Diversity of Models", IEEE BigData 2021,
+arXiv 2008.11364.
 
 A round, with S groups and C users, who are divided among the groups at random in every round:
 
 1. the server takes T steps of cross-entropy on its labelled images from w_avg, which gives w_s;
-2. in parallel, each user takes T steps on its unlabelled images, from the mean w_avg,i of its group in the previous
-   round: the strong view is trained with the weak view's pseudo-label if this is confident, ``sum(mask CE) / batch``
-   (CRL, Eq. 4);
-3. each group averages its users and the server, ``w_avg,i = (w_s + sum of G_i) / (|G_i| + 1)``, and w_avg is the mean
-   of the groups (Eq. 7). With one group that is FedAvg (Eq. 8).
+2. in parallel, each user takes T steps on its unlabelled images, from the mean w_avg,i of its group
+   in the previous round: the strong view is trained with the weak view's pseudo-label if this is
+   confident, ``sum(mask CE) / batch`` (CRL, Eq. 4);
+3. each group averages its users and the server, ``w_avg,i = (w_s + sum of G_i) / (|G_i| + 1)``, and
+   w_avg is the mean of the groups (Eq. 7). With one group that is FedAvg (Eq. 8).
 
-Group norm is an option of the network (``norm: group``); the callback ``GradientDiversity`` measures gradient
-diversity. Only weights are averaged. Momentum and batch-norm statistics belong to the cohort slot (the user's position
-in the cohort), as in the authors' code; the paper does not state it. The server's batch-norm statistics are evaluated.
+Group norm is an option of the network (``norm: group``); the callback ``GradientDiversity``
+measures gradient diversity. Only weights are averaged. Momentum and batch-norm statistics belong to
+the cohort slot (the user's position in the cohort), as in the authors' code; the paper does not
+state it. The server's batch-norm statistics are evaluated.
 
-The paper does not state the initial weights of a user that was not in the previous round; here they are the mean of a
-random group.
+The paper does not state the initial weights of a user that was not in the previous round; here they
+are the mean of a random group.
 
 Deviations from the authors' code:
 
-* In the code a group is a fixed set of cohort slots, and a user starts from the mean of the group of its slot
-  (``regroup: slots``). The groups are then S separate models, which have only the server's model in common, and a group
-  whose users agree on wrong labels cannot recover.
+* In the code a group is a fixed set of cohort slots, and a user starts from the mean of the group
+  of its slot (``regroup: slots``). The groups are then S separate models, which have only the
+  server's model in common, and a group whose users agree on wrong labels cannot recover.
 * Every round has T steps; in the code the first round of each epoch has T + 1.
-* There is one server model, as in Eq. 7; in the code each group has its own (``server_replicas: per_group``).
-* With labels at the clients users train on Eq. 3 + Eq. 4; in the code each view is trained on its own label.
+* There is one server model, as in Eq. 7; in the code each group has its own (``server_replicas:
+  per_group``).
+* With labels at the clients users train on Eq. 3 + Eq. 4; in the code each view is trained on its
+  own label.
 
-With ``regroup: slots``, labels at the clients and no server model, one user of each group restarts from w_avg, as in
-the code: the user of the group's first slot, in the last group of the last slot. Without it the groups would not
-influence each other.
+With ``regroup: slots``, labels at the clients and no server model, one user of each group restarts
+from w_avg, as in the code: the user of the group's first slot, in the last group of the last slot.
+Without it the groups would not influence each other.
 
-The mean w_avg can be accurate although every group mean predicts a single class. The callback ``GroupQuality``, which
-is part of every run, therefore evaluates the group means as well.
+The mean w_avg can be accurate although every group mean predicts a single class. The callback
+``GroupQuality``, which is part of every run, therefore evaluates the group means as well.
 """
 
 from __future__ import annotations
@@ -69,24 +74,28 @@ class FedRGD(SlotAlgorithm):
     """FedRGD with its baselines: FedAvg is ``groups=1``.
 
     Args:
-        groups: S, the number of groups, which differ in size by at most one; or the sizes of the groups, as in ``[10,
-            10, 10, 10, 7]``.
-        regroup: ``each_round`` divides the users of every round among the groups at random, and a user starts from the
-            mean of the group that it was in (the paper); with ``slots`` a group is a fixed set of cohort slots (the
-            authors' code).
-        objective: What users train on their unlabelled images: ``crl`` (Eq. 4); ``self_training`` (Eq. 5): the weak
-            view, on the label that the model gives it in evaluation mode; ``supervised`` (Eq. 6): labelled images only.
+        groups: S, the number of groups, which differ in size by at most one; or the sizes of the
+            groups, as in ``[10, 10, 10, 10, 7]``.
+        regroup: ``each_round`` divides the users of every round among the groups at random, and a
+            user starts from the mean of the group that it was in (the paper); with ``slots`` a
+            group is a fixed set of cohort slots (the authors' code).
+        objective: What users train on their unlabelled images: ``crl`` (Eq. 4); ``self_training``
+            (Eq. 5): the weak view, on the label that the model gives it in evaluation mode;
+            ``supervised`` (Eq. 6): labelled images only.
         threshold: tau, the confidence from which a pseudo-label is used (inclusive).
-        server_replicas: ``one`` server model, or one ``per_group``, each trained on batches of its own (S times the
-            server's work).
-        server_votes: The weight of the server in each group's mean, where a user's weight is 1; 1 in the paper. The
-            server's share of w_avg is ``server_votes / (|G_i| + server_votes)``.
-        consistency_weight: Weight of the users' loss on unlabelled images; 1 in the paper. With 0 the users' weights
-            change by weight decay alone: a control experiment that trains on labels alone, with the same share of the
-            server in the average.
-        server_only_rounds: Rounds at the start in which users do not train and w_avg is w_s; 0 in the paper.
-        bn_buffers: Batch-norm statistics stay with the ``slot``, or are an ``average`` like the weights.
-        kwargs: The arguments of :class:`SlotAlgorithm`, T among them, and those every algorithm takes.
+        server_replicas: ``one`` server model, or one ``per_group``, each trained on batches of its
+            own (S times the server's work).
+        server_votes: The weight of the server in each group's mean, where a user's weight is 1; 1
+            in the paper. The server's share of w_avg is ``server_votes / (|G_i| + server_votes)``.
+        consistency_weight: Weight of the users' loss on unlabelled images; 1 in the paper. With 0
+            the users' weights change by weight decay alone: a control experiment that trains on
+            labels alone, with the same share of the server in the average.
+        server_only_rounds: Rounds at the start in which users do not train and w_avg is w_s; 0 in
+            the paper.
+        bn_buffers: Batch-norm statistics stay with the ``slot``, or are an ``average`` like the
+            weights.
+        kwargs: The arguments of :class:`SlotAlgorithm`, T among them, and those every algorithm
+            takes.
     """
 
     def __init__(
@@ -104,10 +113,22 @@ class FedRGD(SlotAlgorithm):
     ) -> None:
         super().__init__(**kwargs)
         checks.probability("threshold", threshold)
-        checks.require(server_votes > 0, "server_votes", server_votes, "give a number above 0; the paper's is 1")
-        checks.at_least(0, consistency_weight=consistency_weight, server_only_rounds=server_only_rounds)
+        checks.require(
+            server_votes > 0,
+            "server_votes",
+            server_votes,
+            "give a number above 0; the paper's is 1",
+        )
+        checks.at_least(
+            0, consistency_weight=consistency_weight, server_only_rounds=server_only_rounds
+        )
         smallest = min([groups] if isinstance(groups, int) else groups, default=0)
-        checks.require(smallest >= 1, "groups", groups, "give a number of groups from 1 on, or the groups' sizes")
+        checks.require(
+            smallest >= 1,
+            "groups",
+            groups,
+            "give a number of groups from 1 on, or the groups' sizes",
+        )
         self.groups = groups
         self.regroup = regroup
         self.objective = objective
@@ -130,12 +151,19 @@ class FedRGD(SlotAlgorithm):
         else:
             checks.has_unlabeled(data, f"model.objective {self.objective}")
         rounds = self.server_only_rounds
-        checks.require(self.server_takes_part or not rounds, "server_only_rounds", rounds, "it needs server labels")
+        checks.require(
+            self.server_takes_part or not rounds,
+            "server_only_rounds",
+            rounds,
+            "it needs server labels",
+        )
 
     def configure_model(self) -> None:
         """Build the network, without static batch norm."""
         super().configure_model()
-        checks.no_static_batch_norm(self.network, "no statistics are measured for the means of FedRGD's groups")
+        checks.no_static_batch_norm(
+            self.network, "no statistics are measured for the means of FedRGD's groups"
+        )
 
     def configure_callbacks(self) -> list[Callback]:
         """Evaluate the group means, and measure the quality of the pseudo-labels."""
@@ -146,15 +174,23 @@ class FedRGD(SlotAlgorithm):
     # What a user does.
 
     def broadcast(self, client: int) -> State:
-        """w_avg,i of the group that the user starts from, with the batch-norm statistics of its slot."""
+        """w_avg,i of the group that the user starts from, with the batch-norm statistics of its
+        slot.
+        """
         slot = self.slot_of[client]
         average = self.server.model() if self.bn_buffers == "average" else self.server.parameters
         start = average if slot in self._bridges() else self.group_means()[self.start_of_slot[slot]]
         return {**self.slot_buffers(slot), **start}
 
     def replica_buffers(self, replica: int) -> State:
-        """The batch-norm statistics of a server replica at the start of a round: averaged ones, or its own."""
-        return self.server.buffers if self.bn_buffers == "average" else super().replica_buffers(replica)
+        """The batch-norm statistics of a server replica at the start of a round: averaged ones, or
+        its own.
+        """
+        return (
+            self.server.buffers
+            if self.bn_buffers == "average"
+            else super().replica_buffers(replica)
+        )
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """T batches of labelled images, of unlabelled ones, or of both side by side."""
@@ -162,10 +198,14 @@ class FedRGD(SlotAlgorithm):
         labeled = labeled_work(data, steps=steps)
         if self.objective == "supervised":
             return labeled
-        return side_by_side(labeled, unlabeled_work(data, steps=steps, strong=self.objective == "crl"))
+        return side_by_side(
+            labeled, unlabeled_work(data, steps=steps, strong=self.objective == "crl")
+        )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Eq. 3 on labelled images plus Eq. 4 or 5 on unlabelled ones, from one forward pass of all views."""
+        """Eq. 3 on labelled images plus Eq. 4 or 5 on unlabelled ones, from one forward pass of all
+        views.
+        """
         pseudo = self._labels_in_evaluation(batch) if self.objective == "self_training" else None
         logits = logits_of_views(self, batch, ("x", "x_weak", "x_strong"))
         losses = [F.cross_entropy(logits["x"], batch["y"])] if "x" in logits else []
@@ -206,18 +246,28 @@ class FedRGD(SlotAlgorithm):
             self.server.extra.setdefault(f"group {group}", clone(self.server.parameters))
 
     def _divide(self) -> None:
-        """Divide the cohort at random; a user starts from the group that it was in, a new one from a random group."""
+        """Divide the cohort at random.
+
+        A user starts from the group that it was in, a new one from a random group.
+        """
         draw = sampling.rng(sampling.global_seed(), "groups", self.federation.round_index)
         random_start = draw.permutation(self.group_of_slot).tolist()
         self.group_of_slot = draw.permutation(self.group_of_slot).tolist()
         before = self.server.extra.get(_GROUP_OF_USER, {})
-        self.start_of_slot = [int(before.get(str(client), random_start[slot])) for client, slot in self.slot_of.items()]
+        self.start_of_slot = [
+            int(before.get(str(client), random_start[slot]))
+            for client, slot in self.slot_of.items()
+        ]
         self.server.extra[_GROUP_OF_USER] = {
-            str(client): torch.tensor(self.group_of_slot[slot]) for client, slot in self.slot_of.items()
+            str(client): torch.tensor(self.group_of_slot[slot])
+            for client, slot in self.slot_of.items()
         }
 
     def train_servers(self, federation: Federation) -> None:
-        """Train w_s: one for all groups, or one for each; none if the server has no labelled images."""
+        """Train w_s: one for all groups, or one for each.
+
+        None if the server has no labelled images.
+        """
         count = self.num_groups if self.server_replicas == "per_group" else 1
         self._servers = self.train_replicas(federation, count) if self.server_takes_part else []
 
@@ -228,13 +278,17 @@ class FedRGD(SlotAlgorithm):
             averaged = self.bn_buffers == "average"
             if update.buffers and not averaged:
                 self.clients.put(self.slot_of[update.client], "buffers", update.buffers)
-            sums[f"group {self.group_of(update.client)}"].add(update.parameters | (update.buffers if averaged else {}))
+            sums[f"group {self.group_of(update.client)}"].add(
+                update.parameters | (update.buffers if averaged else {})
+            )
         return sums
 
     def aggregate(self, sums: dict[str, WeightedSum]) -> None:
-        """Eq. 7: ``w_avg,i = (w_s + sum of G_i) / (|G_i| + 1)`` for every group, and w_avg is their mean.
+        """Eq. 7: ``w_avg,i = (w_s + sum of G_i) / (|G_i| + 1)`` for every group, and w_avg is their
+        mean.
 
-        The mean of a group without users is its server's model; without a server, it does not change.
+        The mean of a group without users is its server's model; without a server, it does not
+        change.
         """
         average, summed = WeightedSum(), self._averaged_names()
         for group, known in enumerate(self.group_means()):
@@ -255,7 +309,9 @@ class FedRGD(SlotAlgorithm):
         return weights + (self.uploaded_buffers() if self.bn_buffers == "average" else [])
 
     def _bridges(self) -> set[int]:
-        """The slots that start from w_avg: one per group where groups would not influence each other otherwise."""
+        """The slots that start from w_avg: one per group where groups would not influence each
+        other otherwise.
+        """
         if self.server_takes_part or self.regroup == "each_round":
             return set()
         first = [self.group_of_slot.index(group) for group in range(self.num_groups)]

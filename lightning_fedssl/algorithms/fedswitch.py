@@ -1,28 +1,33 @@
-"""FedSwitch-style: pseudo-labels from the student or from an EMA teacher, depending on a client's data.
+"""FedSwitch-style: pseudo-labels from the student or from an EMA teacher, depending on a client's
+data.
 
-J. Zhao, S. Ghosh, A. Bharadwaj, C.-Y. Ma, "When does the student surpass the teacher? Federated Semi-supervised
-Learning with Teacher-Student EMA", arXiv 2301.10114.
+J. Zhao, S. Ghosh, A. Bharadwaj, C.-Y. Ma, "When does the student surpass the teacher? Federated
+Semi-supervised Learning with Teacher-Student EMA", arXiv 2301.10114.
 
-No code is published. This is an interpretation of the abstract and of the description by Sun et al. (arXiv 2307.15870):
-a federated teacher-student pair with an EMA teacher, teachers that are adapted at the clients, a switch between teacher
-and student, stateless clients, little additional communication, and evaluation of the global teacher. **The rule of the
-switch and every number are ours**: call the results "FedSwitch-style".
+No code is published. This is an interpretation of the abstract and of the description by Sun et al.
+(arXiv 2307.15870): a federated teacher-student pair with an EMA teacher, teachers that are adapted
+at the clients, a switch between teacher and student, stateless clients, little additional
+communication, and evaluation of the global teacher. **The rule of the switch and every number are
+ours**: call the results "FedSwitch-style".
 
 A round:
 
-1. the server trains the global student on its labelled images; after every step the teacher follows,
-   ``teacher <- a teacher + (1 - a) student`` with ``a = min(1 - 1/(t + 1), gamma)`` at its t-th step of the run;
-2. the student is sent to the drawn clients. Each predicts its images with the student, and computes the divergence of
-   the mean prediction from uniform, ``D = KL(p || uniform)``. If D is at most beta, the student labels the client's
-   images. Otherwise the data are probably skewed; the client also downloads the global teacher, which labels its
-   images;
-3. a step trains the strong view with the pseudo-label of the weak view, if it is confident, as FixMatch does. After
-   each step a local teacher is updated with a constant decay, ``teacher <- gamma_c teacher + (1 - gamma_c) student``;
-   with the decay of the server's teacher it would be equal to the student after one step;
-4. the students are averaged with equal weights, batch-norm statistics included; local teachers are discarded.
+1. the server trains the global student on its labelled images; after every step the teacher
+   follows, ``teacher <- a teacher + (1 - a) student`` with ``a = min(1 - 1/(t + 1), gamma)`` at its
+   t-th step of the run;
+2. the student is sent to the drawn clients. Each predicts its images with the student, and computes
+   the divergence of the mean prediction from uniform, ``D = KL(p || uniform)``. If D is at most
+   beta, the student labels the client's images. Otherwise the data are probably skewed; the client
+   also downloads the global teacher, which labels its images;
+3. a step trains the strong view with the pseudo-label of the weak view, if it is confident, as
+   FixMatch does. After each step a local teacher is updated with a constant decay, ``teacher <-
+   gamma_c teacher + (1 - gamma_c) student``; with the decay of the server's teacher it would be
+   equal to the student after one step;
+4. the students are averaged with equal weights, batch-norm statistics included; local teachers are
+   discarded.
 
-The teacher helps where data are skewed, and its download costs communication. Therefore skewed clients switch to the
-teacher, and the decision uses the student, which every client has.
+The teacher helps where data are skewed, and its download costs communication. Therefore skewed
+clients switch to the teacher, and the decision uses the student, which every client has.
 """
 
 from __future__ import annotations
@@ -53,12 +58,15 @@ _TEACHER = "teacher."
 
 
 class FedSwitch(FixMatch):
-    """FedSwitch-style training with its ablations: ``beta: 0`` always takes the teacher, ``beta: .inf`` the student.
+    """FedSwitch-style training with its ablations: ``beta: 0`` always takes the teacher, ``beta:
+    .inf`` the student.
 
     Args:
-        beta: The largest divergence, in nats, for which the student labels a client's images. A uniform distribution
-            over nine of ten classes has 0.105, over five 0.693. The default is arbitrary: tune it.
-        source: Decide by the rule (``auto``), or use the ``teacher`` or the ``student`` at every client.
+        beta: The largest divergence, in nats, for which the student labels a client's images. A
+            uniform distribution over nine of ten classes has 0.105, over five 0.693. The default is
+            arbitrary: tune it.
+        source: Decide by the rule (``auto``), or use the ``teacher`` or the ``student`` at every
+            client.
         teacher_decay: gamma, the largest decay of the global teacher.
         client_teacher_decay: gamma_c, the decay of the local teachers; null: they do not change.
         label_mode: As for FixMatch, if the student labels.
@@ -92,8 +100,18 @@ class FedSwitch(FixMatch):
             schedule=schedule or Cosine(final=0.25),
             **kwargs,
         )
-        checks.require(self.server_phase == "after", "server_phase", self.server_phase, "the server trains first")
-        checks.require(beta >= 0, "beta", beta, "give 0 (always the teacher) or more; .inf is always the student")
+        checks.require(
+            self.server_phase == "after",
+            "server_phase",
+            self.server_phase,
+            "the server trains first",
+        )
+        checks.require(
+            beta >= 0,
+            "beta",
+            beta,
+            "give 0 (always the teacher) or more; .inf is always the student",
+        )
         checks.decays(teacher_decay=teacher_decay, client_teacher_decay=client_teacher_decay)
         self.beta = beta
         self.source = source
@@ -149,12 +167,16 @@ class FedSwitch(FixMatch):
             return work
 
         def batch(step: int) -> Batch:
-            return {"x_teacher" if name == "x_weak" else name: t for name, t in work.batch(step).items()}
+            return {
+                "x_teacher" if name == "x_weak" else name: t for name, t in work.batch(step).items()
+            }
 
         return replace(work, batch=batch, extra_download=self.global_teacher())
 
     def prefers_teacher(self, data: LocalData) -> bool:
-        """Whether the teacher labels the client's images: the divergence of the received student is above beta."""
+        """Whether the teacher labels the client's images: the divergence of the received student is
+        above beta.
+        """
         if self.source != "auto":
             return self.source == "teacher"
         with evaluating(self):
@@ -165,7 +187,10 @@ class FedSwitch(FixMatch):
         return value > self.beta
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Update the local teacher with the result of the previous step; then compute FixMatch's loss."""
+        """Update the local teacher with the result of the previous step.
+
+        Then compute FixMatch's loss.
+        """
         if "x_teacher" in batch and self.client_teacher_decay is not None and batch_idx:
             self.teacher.follow(self.students(), self.client_teacher_decay)
         return super().training_step(batch, batch_idx)
@@ -180,7 +205,10 @@ class FedSwitch(FixMatch):
     # What the server does.
 
     def round(self, federation: Federation) -> None:
-        """Train the server, then the clients; the server does not train again after the last round."""
+        """Train the server, then the clients.
+
+        The server does not train again after the last round.
+        """
         federation.train_server()
         self.aggregate(self.accumulate(federation.train_clients()))
 

@@ -1,16 +1,19 @@
-"""FedSwitch-SL: split federated learning in which the student or the teacher labels, as in FedSwitch.
+"""FedSwitch-SL: split federated learning in which the student or the teacher labels, as in
+FedSwitch.
 
-A baseline of Semi-SFL (Z. Sun et al., arXiv 2307.15870, section V-B): the same pipeline without projection head, queues
-and contrastive losses, and with FedSwitch's choice between teacher and student (J. Zhao et al., arXiv 2301.10114). So
-it is an ablation of Semi-SFL's clustering. Neither paper publishes the rule of the choice; this rule is ours.
+A baseline of Semi-SFL (Z. Sun et al., arXiv 2307.15870, section V-B): the same pipeline without
+projection head, queues and contrastive losses, and with FedSwitch's choice between teacher and
+student (J. Zhao et al., arXiv 2301.10114). So it is an ablation of Semi-SFL's clustering. Neither
+paper publishes the rule of the choice; this rule is ours.
 
 A round differs from :mod:`lightning_fedssl.algorithms.common.split_learning` in two things:
 
-* before its first step a client uploads the received student's features of a sample of its images. The server computes
-  their mean class probabilities p and ``D = KL(p || uniform)``. If D is at most beta, the student labels this client's
-  images as it trains. Otherwise the teacher labels them, and the client downloads the teacher's bottom;
-* a client whose images the teacher labels updates its teacher's bottom at every step as a moving average of its
-  student's (local teacher adaptation).
+* before its first step a client uploads the received student's features of a sample of its images.
+  The server computes their mean class probabilities p and ``D = KL(p || uniform)``. If D is at most
+  beta, the student labels this client's images as it trains. Otherwise the teacher labels them, and
+  the client downloads the teacher's bottom;
+* a client whose images the teacher labels updates its teacher's bottom at every step as a moving
+  average of its student's (local teacher adaptation).
 """
 
 from __future__ import annotations
@@ -41,12 +44,13 @@ class FedSwitchSL(SplitTraining):
     """Split federated learning with a FedSwitch-style choice of the model that labels.
 
     Args:
-        beta: The largest skew D, in nats, for which the student labels; 0: always the teacher, infinity: always the
-            student. The default is arbitrary: tune it.
+        beta: The largest skew D, in nats, for which the student labels; 0: always the teacher,
+            infinity: always the student. The default is arbitrary: tune it.
         server_steps: K_s; null: adapted by ``GlobalUpdateFrequency``.
-        client_teacher_decay: gamma_c, the decay of the local teacher adaptation; null: the teacher's bottom does not
-            change.
-        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.common.split_learning.SplitTraining`.
+        client_teacher_decay: gamma_c, the decay of the local teacher adaptation; null: the
+            teacher's bottom does not change.
+        kwargs: The arguments of
+            :class:`~lightning_fedssl.algorithms.common.split_learning.SplitTraining`.
     """
 
     def __init__(
@@ -56,13 +60,19 @@ class FedSwitchSL(SplitTraining):
         client_teacher_decay: float | None = 0.99,
         **kwargs: Any,
     ) -> None:
-        super().__init__(server_steps=server_steps, client_teacher_decay=client_teacher_decay, **kwargs)
+        super().__init__(
+            server_steps=server_steps, client_teacher_decay=client_teacher_decay, **kwargs
+        )
         checks.at_least(0, beta=beta)
         self.beta = beta
 
     def broadcast(self, client: int) -> State:
         """The student's bottom; the teacher's is downloaded later if the decision requires it."""
-        return {name: t for name, t in super().broadcast(client).items() if not name.startswith("teacher.")}
+        return {
+            name: t
+            for name, t in super().broadcast(client).items()
+            if not name.startswith("teacher.")
+        }
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Decide which model labels the client's images; the working module holds the broadcast."""
@@ -75,27 +85,37 @@ class FedSwitchSL(SplitTraining):
         self.log("client/teacher_share", float(by_teacher))
         if by_teacher:
             bottoms = super().broadcast(data.party)
-            sizes = sizes_of({name: t for name, t in bottoms.items() if name.startswith("teacher.")})
+            sizes = sizes_of(
+                {name: t for name, t in bottoms.items() if name.startswith("teacher.")}
+            )
             self.federation.transfer(data.party, "down", sizes)
-        flags = torch.full((data.batch_size,), float(by_teacher), dtype=data.dtype, device=data.images.device)
+        flags = torch.full(
+            (data.batch_size,), float(by_teacher), dtype=data.dtype, device=data.images.device
+        )
         return replace(work, batch=lambda step: {**work.batch(step), "by_teacher": flags})
 
     def prediction_skew(self, data: LocalData) -> Tensor:
         """D of a client's images, computed with the working module, in nats."""
         order = data.permutation(len(data.unlabeled), "decision")[:_DECISION_IMAGES]
         with evaluating(self.network):
-            features = [self.network.bottom(data.plain(part)) for part in data.unlabeled[order].split(256)]
+            features = [
+                self.network.bottom(data.plain(part)) for part in data.unlabeled[order].split(256)
+            ]
             size = sum(part.nbytes for part in features)
             self.federation.transfer(data.party, "up", {"decision features": size})
             return skew_of(torch.cat([self.network.top(part) for part in features]))
 
     @torch.no_grad()
     def teacher_features(self, batch: Batch) -> Tensor:
-        """Features of the weak view, computed in evaluation mode by the bottom of the model that labels."""
+        """Features of the weak view, computed in evaluation mode by the bottom of the model that
+        labels.
+        """
         own, student = self.teacher_bottom, self.network.bottom
         by_teacher = batch["by_teacher"][0] > 0
         others = tensors_of(student)
-        source = {name: torch.where(by_teacher, t, others[name]) for name, t in tensors_of(own).items()}
+        source = {
+            name: torch.where(by_teacher, t, others[name]) for name, t in tensors_of(own).items()
+        }
         features: Tensor = call_with(own, source, batch["x_weak"])
         return features
 
@@ -104,14 +124,22 @@ class FedSwitchSL(SplitTraining):
         return {**super().client_features(batch, batch_idx), "by_teacher": batch["by_teacher"]}
 
     def step_sizes(self, client: int, features: State) -> tuple[dict[str, int], dict[str, int]]:
-        """Bytes of the features alone: the flag is not sent, because the server made the decision."""
-        return super().step_sizes(client, {name: t for name, t in features.items() if name != "by_teacher"})
+        """Bytes of the features alone: the flag is not sent,
+        because the server made the decision.
+        """
+        return super().step_sizes(
+            client, {name: t for name, t in features.items() if name != "by_teacher"}
+        )
 
     def joint_training_step(self, features: State, batch_idx: int) -> JointStep:
         """H on the features of all clients, each labelled by the top of the model that labels."""
-        student, labeling, by_teacher = (features[name].flatten(0, 1) for name in ("student", "teacher", "by_teacher"))
+        student, labeling, by_teacher = (
+            features[name].flatten(0, 1) for name in ("student", "teacher", "by_teacher")
+        )
         with evaluating(self.network.top):
             teacher_logits, student_logits = self.teacher_top(labeling), self.network.top(labeling)
-            pseudo = pseudo_label(torch.where(by_teacher[:, None] > 0, teacher_logits, student_logits), self.threshold)
+            pseudo = pseudo_label(
+                torch.where(by_teacher[:, None] > 0, teacher_logits, student_logits), self.threshold
+            )
         losses = consistency_losses(self.network.top(student), pseudo)
         return JointStep(losses.mean(), pseudo, losses)

@@ -1,24 +1,27 @@
-"""FedAvg and FedProx with FixMatch at the clients: the usual baseline of federated semi-supervised learning.
+"""FedAvg and FedProx with FixMatch at the clients: the usual baseline of federated semi-supervised
+learning.
 
-K. Sohn et al., "FixMatch: Simplifying Semi-Supervised Learning with Consistency and Confidence", NeurIPS 2020, arXiv
-2001.07685, combined with McMahan et al., AISTATS 2017 or Li et al., MLSys 2020. Papers on federated semi-supervised
-learning use this combination in different variants; arguments choose among them.
+K. Sohn et al., "FixMatch: Simplifying Semi-Supervised Learning with Consistency and Confidence",
+NeurIPS 2020, arXiv 2001.07685, combined with McMahan et al., AISTATS 2017 or Li et al., MLSys 2020.
+Papers on federated semi-supervised learning use this combination in different variants; arguments
+choose among them.
 
 A round:
 
 1. the server sends the global weights w to the drawn clients;
-2. each takes local steps: the strong view of an unlabelled image is trained with the class that the current model
-   predicts for the weak view, if it is confident, ``lambda_u sum(mask CE(strong, label)) / batch``, and with labels at
-   the clients a labelled batch in addition, ``lambda_s CE``; FedProx adds ``mu/2 ||w_k - w||^2``;
-3. the server averages, weighted by the number of images, and with labels at the server trains on them: ``after`` the
-   aggregation, ``before`` the clients, or in ``parallel`` with them.
+2. each takes local steps: the strong view of an unlabelled image is trained with the class that the
+   current model predicts for the weak view, if it is confident, ``lambda_u sum(mask CE(strong,
+   label)) / batch``, and with labels at the clients a labelled batch in addition, ``lambda_s CE``;
+   FedProx adds ``mu/2 ||w_k - w||^2``;
+3. the server averages, weighted by the number of images, and with labels at the server trains on
+   them: ``after`` the aggregation, ``before`` the clients, or in ``parallel`` with them.
 
-With labels at the server and long local training, wrong pseudo-labels reinforce themselves: FedMatch's paper reports
-11.95 % on CIFAR-10 (ICLR 2021, Table 1). That is a property of the combination, not of the configurations of this
-package.
+With labels at the server and long local training, wrong pseudo-labels reinforce themselves:
+FedMatch's paper reports 11.95 % on CIFAR-10 (ICLR 2021, Table 1). That is a property of the
+combination, not of the configurations of this package.
 
-One client with all images (``data.num_clients: 1``, labels at the clients) is FixMatch on pooled data: an upper bound
-of what the unlabelled images can contribute.
+One client with all images (``data.num_clients: 1``, labels at the clients) is FixMatch on pooled
+data: an upper bound of what the unlabelled images can contribute.
 """
 
 from __future__ import annotations
@@ -49,10 +52,12 @@ class FixMatch(FedAvg):
         labeled_weight: lambda_s, of the cross-entropy on labelled images, at clients and server.
         unlabeled_weight: lambda_u, of the cross-entropy on pseudo-labels.
         unlabeled_ratio: mu: a step has ``mu * data.client_batch_size`` unlabelled images.
-        label_mode: How a batch is labelled: in the forward pass of the training step (``train``, as in FixMatch), or in
-            a separate pass in evaluation mode (``eval``). The difference affects batch norm and dropout only.
-        client_steps: Steps of a client in a round; if left out, ``client_epochs`` over its unlabelled images (its
-            labelled ones if it has no others). With 0 no client trains: the bound of the server's labels alone.
+        label_mode: How a batch is labelled: in the forward pass of the training step (``train``, as
+            in FixMatch), or in a separate pass in evaluation mode (``eval``). The difference
+            affects batch norm and dropout only.
+        client_steps: Steps of a client in a round; if left out, ``client_epochs`` over its
+            unlabelled images (its labelled ones if it has no others). With 0 no client trains: the
+            bound of the server's labels alone.
         server_epochs: Epochs of the server over its labelled images, where it has some.
         kwargs: The arguments of FedAvg: ``prox_mu`` and those of the server's phases.
     """
@@ -70,7 +75,12 @@ class FixMatch(FedAvg):
     ) -> None:
         super().__init__(server_epochs=server_epochs, **kwargs)
         checks.probability("threshold", threshold)
-        checks.at_least(0, labeled_weight=labeled_weight, unlabeled_weight=unlabeled_weight, client_steps=client_steps)
+        checks.at_least(
+            0,
+            labeled_weight=labeled_weight,
+            unlabeled_weight=unlabeled_weight,
+            client_steps=client_steps,
+        )
         checks.at_least(1, unlabeled_ratio=unlabeled_ratio)
         self.threshold = threshold
         self.labeled_weight = labeled_weight
@@ -86,7 +96,9 @@ class FixMatch(FedAvg):
         ServerPhases.check_data(self, data)
 
     def on_client_start(self, data: LocalData) -> LocalWork:
-        """Batches of both views of unlabelled images, and of labelled images in addition if the client has some."""
+        """Batches of both views of unlabelled images, and of labelled images in addition if the
+        client has some.
+        """
         if not len(data.unlabeled):
             return labeled_work(data, self.client_epochs, self.client_steps)
         unlabeled = self.unlabeled_work(data)
@@ -95,13 +107,23 @@ class FixMatch(FedAvg):
     def unlabeled_work(self, data: LocalData) -> LocalWork:
         """A client's steps on unlabelled images."""
         size = self.unlabeled_ratio * data.batch_size
-        return unlabeled_work(data, epochs=self.client_epochs, steps=self.client_steps, batch_size=size)
+        return unlabeled_work(
+            data, epochs=self.client_epochs, steps=self.client_steps, batch_size=size
+        )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """``lambda_s CE(x, y) + lambda_u sum(mask CE(strong, label)) / batch``, and the proximal term."""
+        """``lambda_s CE(x, y) + lambda_u sum(mask CE(strong, label)) / batch``, and the proximal
+        term.
+        """
         pseudo = self.label_batch(batch)
-        logits = logits_of_views(self, batch, ("x", "x_strong") if pseudo else ("x", "x_weak", "x_strong"))
-        terms = [self.labeled_weight * self.labeled_loss(logits["x"], batch["y"])] if "x" in logits else []
+        logits = logits_of_views(
+            self, batch, ("x", "x_strong") if pseudo else ("x", "x_weak", "x_strong")
+        )
+        terms = (
+            [self.labeled_weight * self.labeled_loss(logits["x"], batch["y"])]
+            if "x" in logits
+            else []
+        )
         if "x_strong" in logits:
             pseudo = pseudo or self.label(logits["x_weak"].detach(), batch["x_weak"])
             terms.append(self.unlabeled_weight * self.unlabeled_loss(logits["x_strong"], pseudo))
@@ -136,7 +158,10 @@ class FixMatch(FedAvg):
         return consistency_loss(logits, pseudo)
 
     def label_batch(self, batch: Batch) -> PseudoLabels | None:
-        """Label the weak views in a separate pass in evaluation mode; None if the training pass labels them."""
+        """Label the weak views in a separate pass in evaluation mode.
+
+        None if the training pass labels them.
+        """
         if self.label_mode == "train" or "x_weak" not in batch:
             return None
         with evaluating(self):

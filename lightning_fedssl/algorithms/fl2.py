@@ -1,26 +1,32 @@
-"""(FL)^2: client-specific thresholds, sharpness-aware consistency and weights by learning status, for very few labels.
+"""(FL)^2: client-specific thresholds, sharpness-aware consistency and weights by learning status,
+for very few labels.
 
-S. Lee, T.-L. V. Le, J. Shin, S.-J. Lee, "(FL)^2: Overcoming Few Labels in Federated Semi-Supervised Learning", NeurIPS
-2024, arXiv 2410.23227. The labels, 40 of them in the released configuration, are at the server.
+S. Lee, T.-L. V. Le, J. Shin, S.-J. Lee, "(FL)^2: Overcoming Few Labels in Federated Semi-Supervised
+Learning", NeurIPS 2024, arXiv 2410.23227. The labels, 40 of them in the released configuration, are
+at the server.
 
 A round, as the authors' code runs it:
 
-1. before the first round the server trains on its labels (``pretrain_epochs``); then, as in SemiFL, static batch-norm
-   statistics are computed, and both are sent to the drawn clients;
-2. each client labels its images once with the received model: p_i are the probabilities of a weak view, q_i is the
-   largest of them, and pbar is the mean of the p_i. Its learning status is ``t_k = mean(q_i)``. It uses the images with
-   ``q_i >= t_k pbar(c) / max(pbar)``, where c is the class of the label;
+1. before the first round the server trains on its labels (``pretrain_epochs``); then, as in SemiFL,
+   static batch-norm statistics are computed, and both are sent to the drawn clients;
+2. each client labels its images once with the received model: p_i are the probabilities of a weak
+   view, q_i is the largest of them, and pbar is the mean of the p_i. Its learning status is ``t_k =
+   mean(q_i)``. It uses the images with ``q_i >= t_k pbar(c) / max(pbar)``, where c is the class of
+   the label;
 3. each client takes E epochs over these images on
-   ``CE(f_w(strong), label) + sum_(q_i >= tau) KL(f_w(strong) || f_(w + eps)(strong)) / batch``. The step eps of ASAM
-   raises the cross-entropy of the images with ``q_i >= tau`` most. Neither eps nor the target has a gradient;
+   ``CE(f_w(strong), label) + sum_(q_i >= tau) KL(f_w(strong) || f_(w + eps)(strong)) / batch``. The
+   step eps of ASAM raises the cross-entropy of the images with ``q_i >= tau`` most. Neither eps nor
+   the target has a gradient;
 4. the server averages with weights ``1 - t_k``, a step with momentum, and trains on its labels.
 
-The paper's ablations switch off one part each: ``adaptive_threshold``, ``rho: 0`` and ``status_weighting: false``.
-Without all three, and without pretraining, it is SemiFL without its mix loss.
+The paper's ablations switch off one part each: ``adaptive_threshold``, ``rho: 0`` and
+``status_weighting: false``. Without all three, and without pretraining, it is SemiFL without its
+mix loss.
 
-Where paper and code differ, the default is the code's variant: the target of the consistency term is the strong view
-(paper: the weak view; ``consistency_target``), and the learning rate is constant (its configuration names a cosine,
-but nothing in the code steps it). The order of the pretraining's batches is drawn as that of a round 0.
+Where paper and code differ, the default is the code's variant: the target of the consistency term
+is the strong view (paper: the weak view; ``consistency_target``), and the learning rate is constant
+(its configuration names a cosine, but nothing in the code steps it). The order of the pretraining's
+batches is drawn as that of a round 0.
 """
 
 from __future__ import annotations
@@ -52,16 +58,20 @@ class FL2(GlobalLabels):
     """(FL)^2 with its ablations.
 
     Args:
-        threshold: tau, the confidence from which an image enters the sharpness-aware term (inclusive).
-        adaptive_threshold: Use images from each client's own threshold t_k, scaled by class; if not, from tau.
-        rho: Radius of ASAM's step; 0 leaves out the sharpness-aware term. The paper's is 0.1, and 1 for CIFAR-100.
+        threshold: tau, the confidence from which an image enters the sharpness-aware term
+            (inclusive).
+        adaptive_threshold: Use images from each client's own threshold t_k, scaled by class; if
+            not, from tau.
+        rho: Radius of ASAM's step; 0 leaves out the sharpness-aware term. The paper's is 0.1, and 1
+            for CIFAR-100.
         eta: ASAM's constant, added to the absolute value of a weight.
-        consistency_target: The view of which the prediction at w is the target of the sharpness-aware term.
-        status_weighting: A client's weight in the mean is ``1 - t_k``, by its learning status; if not,
-            ``client_weighting``.
+        consistency_target: The view of which the prediction at w is the target of the
+            sharpness-aware term.
+        status_weighting: A client's weight in the mean is ``1 - t_k``, by its learning status; if
+            not, ``client_weighting``.
         pretrain_epochs: Epochs of the server over its labelled images before the first round.
-        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.semifl.GlobalLabels`: the numbers of
-            epochs E, the server's momentum and phase.
+        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.semifl.GlobalLabels`: the
+            numbers of epochs E, the server's momentum and phase.
     """
 
     soft_labels = True
@@ -89,7 +99,9 @@ class FL2(GlobalLabels):
 
     @property
     def client_payload(self) -> State:
-        """A tensor like each that a client sends beside its model: its learning status, a scalar."""
+        """A tensor like each that a client sends beside its model:
+        its learning status, a scalar.
+        """
         weight = next(iter(self.server.parameters.values()))
         return {"status": at_least_float32(weight).new_zeros(())} if self.status_weighting else {}
 
@@ -100,7 +112,10 @@ class FL2(GlobalLabels):
         super().round(federation)
 
     def on_server_start(self, data: LocalData) -> LocalWork:
-        """Epochs over the labelled images; the first phase of round 1 is the pretraining, drawn as of a round 0."""
+        """Epochs over the labelled images.
+
+        The first phase of round 1 is the pretraining, drawn as of a round 0.
+        """
         if self.federation.round_index == 1 and self.pretrain_epochs:
             data = replace(data, round=data.round - 1)
         if data.round == 0:
@@ -108,19 +123,28 @@ class FL2(GlobalLabels):
         return super().on_server_start(data)
 
     def on_client_start(self, data: LocalData) -> LocalWork:
-        """Pseudo-label all images, and use those from the client's threshold on; t_k is sent with the update."""
+        """Pseudo-label all images, and use those from the client's threshold on.
+
+        T_k is sent with the update.
+        """
         if not len(data.unlabeled):
             return unlabeled_work(data)
         probabilities = self.label_images(data).labels
         confidence, labels = probabilities.max(dim=-1)
         status, share = confidence.mean(), probabilities.mean(dim=0)
-        least = status * (share / share.max())[labels] if self.adaptive_threshold else self.threshold
+        least = (
+            status * (share / share.max())[labels] if self.adaptive_threshold else self.threshold
+        )
         pseudo = PseudoLabels(labels, confidence, confidence >= least)
         used = pseudo.mask.nonzero().squeeze(1)
 
         def make_batch(rows: Tensor, visits: Visits) -> Batch:
             x, sure = data.unlabeled[used[rows]], confidence[used[rows]] >= self.threshold
-            batch = {"x_strong": data.strong(x, "strong", visits=visits), "y": labels[used[rows]], "sure": sure}
+            batch = {
+                "x_strong": data.strong(x, "strong", visits=visits),
+                "y": labels[used[rows]],
+                "sure": sure,
+            }
             if self.consistency_target == "weak":
                 batch["x_weak"] = data.weak(x, "weak", visits=visits)
             return batch
@@ -135,10 +159,16 @@ class FL2(GlobalLabels):
         if self.rho == 0:
             return loss
         trained = self.server.parameters
-        weights: State = {name: w for name, w in self.network.named_parameters() if f"network.{name}" in trained}
-        target = self._logits(weights, batch["x_weak"]) if self.consistency_target == "weak" else logits
+        weights: State = {
+            name: w for name, w in self.network.named_parameters() if f"network.{name}" in trained
+        }
+        target = (
+            self._logits(weights, batch["x_weak"]) if self.consistency_target == "weak" else logits
+        )
         raised = self._logits(self._raised(weights, batch), batch["x_strong"])
-        return loss + (kl_divergence(raised, target.detach().softmax(dim=-1)) * batch["sure"]).mean()
+        return (
+            loss + (kl_divergence(raised, target.detach().softmax(dim=-1)) * batch["sure"]).mean()
+        )
 
     def client_weight(self, update: ClientUpdate) -> float:
         """``1 - t_k``, or as ``client_weighting`` says."""
@@ -150,7 +180,9 @@ class FL2(GlobalLabels):
         """The weights after ASAM's step against the cross-entropy of the sure images: w + eps."""
 
         def sure_loss(candidate: State) -> Tensor:
-            return masked_cross_entropy(self._logits(candidate, batch["x_strong"]), batch["y"], batch["sure"])
+            return masked_cross_entropy(
+                self._logits(candidate, batch["x_strong"]), batch["y"], batch["sure"]
+            )
 
         with torch.no_grad():
             steps = asam_step(weights, grad(sure_loss)(weights), self.rho, self.eta)

@@ -1,10 +1,11 @@
-"""FedAvg, FedProx or FixMatch of any LightningModule: a client's round is a fit of Lightning's own ``Trainer``.
+"""FedAvg, FedProx or FixMatch of any LightningModule: a client's round is a fit of Lightning's own
+``Trainer``.
 
-McMahan et al., AISTATS 2017, arXiv 1602.05629; FedProx: Li et al., MLSys 2020, arXiv 1812.06127; FixMatch: Sohn et
-al., NeurIPS 2020, arXiv 2001.07685.
+McMahan et al., AISTATS 2017, arXiv 1602.05629; FedProx: Li et al., MLSys 2020, arXiv 1812.06127;
+FixMatch: Sohn et al., NeurIPS 2020, arXiv 2001.07685.
 
-The batches may have any structure, the task may be any, and all hooks are called as Lightning calls them. Each fit
-takes about 30 milliseconds more than the steps themselves.
+The batches may have any structure, the task may be any, and all hooks are called as Lightning calls
+them. Each fit takes about 30 milliseconds more than the steps themselves.
 """
 
 from __future__ import annotations
@@ -44,48 +45,83 @@ from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import NetworkFactory
 
 _OF_THE_MODULE = {
-    "network", "optimizer", "server_optimizer", "keep_client_optimizer", "keep_server_optimizer", "init_from",
-    "init_except", "freeze", "num_classes", "in_shape",
-}  # fmt: skip
+    "network",
+    "optimizer",
+    "server_optimizer",
+    "keep_client_optimizer",
+    "keep_server_optimizer",
+    "init_from",
+    "init_except",
+    "freeze",
+    "num_classes",
+    "in_shape",
+}
 """Arguments of a method that a LightningModule decides itself."""
 
 
 class LoaderData(FederatedDataModule):
-    """Data loaders of clients and server in place of a data set; the partition is that of their samples.
+    """Data loaders of clients and server in place of a data set.
+
+    The partition is that of their samples.
 
     Args:
         clients: A loader for each client.
         server: The server's loader, if it has labels.
-        evaluated: The loaders for ``validate`` and ``test``, as Lightning's Trainer takes them; None for none.
+        evaluated: The loaders for ``validate`` and ``test``, as Lightning's Trainer takes them;
+            None for none.
 
     Raises:
         ValueError: A loader has no length, or no batch; names it.
     """
 
-    def __init__(self, clients: Sequence[DataLoader[Any]], server: Any, evaluated: Mapping[str, Any]) -> None:
+    def __init__(
+        self, clients: Sequence[DataLoader[Any]], server: Any, evaluated: Mapping[str, Any]
+    ) -> None:
         if isinstance(clients, DataLoader):
-            raise ValueError("from_lightning: clients is one DataLoader: give a list with a loader for each client")
-        owners = [k for k, loader in enumerate(clients) for _ in range(samples_of(loader, f"clients[{k}]"))]
+            raise ValueError(
+                "from_lightning: clients is one DataLoader: give a list with a loader for each "
+                "client"
+            )
+        owners = [
+            k
+            for k, loader in enumerate(clients)
+            for _ in range(samples_of(loader, f"clients[{k}]"))
+        ]
         if not owners:
-            raise ValueError("from_lightning: clients is empty: give one data loader for each client")
-        stand_ins = TensorDataset(torch.zeros(len(owners), 1), torch.zeros(len(owners), dtype=torch.int64))
+            raise ValueError(
+                "from_lightning: clients is empty: give one data loader for each client"
+            )
+        stand_ins = TensorDataset(
+            torch.zeros(len(owners), 1), torch.zeros(len(owners), dtype=torch.int64)
+        )
         source = Datasets(stand_ins, stand_ins, client_ids=owners, class_names=("sample", "none"))
         super().__init__(
-            source, num_clients=len(clients), num_labels="all", label_location="clients", partition=NaturalClients(),
-            validation=0, weak="none", strong="none",
-        )  # fmt: skip
+            source,
+            num_clients=len(clients),
+            num_labels="all",
+            label_location="clients",
+            partition=NaturalClients(),
+            validation=0,
+            weak="none",
+            strong="none",
+        )
         self.clients = clients
         self.server = server
         self.evaluated = evaluated
 
     def _assign(self, split: FederatedSplit, used: Tensor) -> None:
-        """Takes the partition; of the stand-ins only the numbers of samples say something about the loaders."""
+        """Takes the partition; of the stand-ins only the numbers of samples say something about the
+        loaders.
+        """
         super()._assign(split, used)
         self.spec = dataclasses.replace(self.spec, name="data loaders", class_names=())
         sizes = self.statistics.sizes
         no_class = sizes.new_zeros(len(sizes), 0)
         self.statistics = dataclasses.replace(
-            self.statistics, class_counts=no_class, labeled_class_counts=no_class, unknown_counts=sizes
+            self.statistics,
+            class_counts=no_class,
+            labeled_class_counts=no_class,
+            unknown_counts=sizes,
         )
 
     @property
@@ -94,15 +130,23 @@ class LoaderData(FederatedDataModule):
         return self.evaluated["validate"] is not None
 
     def evaluation_batches(
-        self, stage: Literal["validate", "test"], dtype: torch.dtype = torch.float32, shard: tuple[int, int] = (0, 1)
+        self,
+        stage: Literal["validate", "test"],
+        dtype: torch.dtype = torch.float32,
+        shard: tuple[int, int] = (0, 1),
     ) -> Iterator[Any]:
         """The loaders of a stage as one batch of the first rank; none without loaders."""
         if self.evaluated[stage] is not None and shard[0] == 0:
             yield self.evaluated[stage]
 
-    def predict_batches(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, Tensor]]:
+    def predict_batches(
+        self, dtype: torch.dtype = torch.float32
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Refuse to predict: the module may have any output."""
-        raise ValueError("predict with lightning.Trainer().predict(module, loader): the module has the global weights")
+        raise ValueError(
+            "predict with lightning.Trainer().predict(module, loader): the module has the global "
+            "weights"
+        )
 
 
 class LightningFedAvg(FedAvg):
@@ -116,16 +160,21 @@ class LightningFedAvg(FedAvg):
     def __init__(self, network: Callable[[], LightningModule], **kwargs: Any) -> None:
         # The scalar lr is then the schedule's factor of the rates that the module has chosen.
         super().__init__(
-            network=cast(NetworkFactory, network), optimizer=functools.partial(torch.optim.SGD, lr=1.0), **kwargs
+            network=cast(NetworkFactory, network),
+            optimizer=functools.partial(torch.optim.SGD, lr=1.0),
+            **kwargs,
         )
         self.module = network
         self.evaluating = {name for name, part in network().named_modules() if not part.training}
         if self.prox_mu and not network().automatic_optimization:
             raise ValueError(
-                "from_lightning: prox_mu is added to a loss, which a module with manual optimization has not"
+                "from_lightning: prox_mu is added to a loss, which a module with manual "
+                "optimization has not"
             )
         if not float(self.client_epochs).is_integer() or not float(self.server_epochs).is_integer():
-            raise ValueError("from_lightning: client_epochs and server_epochs are whole numbers of epochs")
+            raise ValueError(
+                "from_lightning: client_epochs and server_epochs are whole numbers of epochs"
+            )
 
     def configure_model(self) -> None:
         """Take the module as the network."""
@@ -138,22 +187,36 @@ class LightningFedAvg(FedAvg):
             super().check_data(data)
 
     def on_client_start(self, data: LocalData) -> LocalWork:
-        """Fits the module to the client's loader, or to batches ``(x, y)`` of its labelled images."""
+        """Fits the module to the client's loader,
+        or to batches ``(x, y)`` of its labelled images.
+        """
         loaders, attack = self.trainer.datamodule, self.trainer.attack
         if isinstance(loaders, LoaderData):
             if attack is not None and not attack.falsifies:
-                raise ValueError(f"trainer.attack: {type(attack).__name__} changes stored samples; loaders have none")
+                raise ValueError(
+                    f"trainer.attack: {type(attack).__name__} changes stored samples; loaders "
+                    "have none"
+                )
             return self.fit(data, loaders.clients[data.party], self.client_epochs)
         work = super().on_client_start(data)
-        return self.fit(data, Passes(work), self.client_epochs, work.num_samples) if work.num_steps else work
+        return (
+            self.fit(data, Passes(work), self.client_epochs, work.num_samples)
+            if work.num_steps
+            else work
+        )
 
     def on_server_start(self, data: LocalData) -> LocalWork:
         """Fits the module to the server's loader, if it has one."""
         server = getattr(self.trainer.datamodule, "server", None)
-        return LocalWork(0, 0, lambda step: {}) if server is None else self.fit(data, server, self.server_epochs)
+        return (
+            LocalWork(0, 0, lambda step: {})
+            if server is None
+            else self.fit(data, server, self.server_epochs)
+        )
 
     def client_step(self, batch: Any, batch_idx: int) -> Any:
-        """What a client calls in place of the module's ``training_step``: with ``prox_mu``, the proximal term is added.
+        """What a client calls in place of the module's ``training_step``: with ``prox_mu``, the
+        proximal term is added.
 
         Args:
             batch: A batch of its loader.
@@ -167,7 +230,9 @@ class LightningFedAvg(FedAvg):
         total = self.with_proximal_term(loss)
         return {**returned, "loss": total} if isinstance(returned, Mapping) else total
 
-    def fit(self, data: LocalData, loader: Any, epochs: float, samples: int | None = None) -> LocalWork:
+    def fit(
+        self, data: LocalData, loader: Any, epochs: float, samples: int | None = None
+    ) -> LocalWork:
         """Local work that Lightning's Trainer does.
 
         Args:
@@ -190,8 +255,12 @@ class LightningFedAvg(FedAvg):
                 if not is_server:
                     vars(module)["training_step"] = self.client_step
                 try:
-                    passes = int(epochs) if num_steps == steps else 1  # one step alone: fast_dev_run
-                    trainer = self.new_trainer([reporter], max_epochs=passes, limit_train_batches=num_steps)
+                    passes = (
+                        int(epochs) if num_steps == steps else 1
+                    )  # one step alone: fast_dev_run
+                    trainer = self.new_trainer(
+                        [reporter], max_epochs=passes, limit_train_batches=num_steps
+                    )
                     trainer.fit(module, loader)
                 finally:
                     vars(module).pop("training_step", None)
@@ -200,7 +269,9 @@ class LightningFedAvg(FedAvg):
             logged = {**trainer.callback_metrics, f"{prefix}/loss": reporter.mean_loss()}
             for name, value in logged.items():
                 if value is not None:
-                    own_name = f"server/{name}" if is_server and not name.startswith("server/") else name
+                    own_name = (
+                        f"server/{name}" if is_server and not name.startswith("server/") else name
+                    )
                     self.log(own_name, value.double(), batch_size=count)
 
         return LocalWork(count if steps else 0, steps, lambda step: {}, train=train)
@@ -214,12 +285,20 @@ class LightningFedAvg(FedAvg):
         """
         device = self.trainer.fabric.device
         return Trainer(
-            accelerator=device.type, devices=[device.index] if device.index else 1,
-            precision=self.trainer.precision, gradient_clip_val=self.gradient_clip_norm, callbacks=callbacks,
-            logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-            limit_val_batches=arguments.pop("limit_val_batches", 0), inference_mode=False,
-            plugins=[LightningEnvironment()], **arguments,
-        )  # fmt: skip
+            accelerator=device.type,
+            devices=[device.index] if device.index else 1,
+            precision=self.trainer.precision,
+            gradient_clip_val=self.gradient_clip_norm,
+            callbacks=callbacks,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            limit_val_batches=arguments.pop("limit_val_batches", 0),
+            inference_mode=False,
+            plugins=[LightningEnvironment()],
+            **arguments,
+        )
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Run the module's ``validation_step`` over all batches, on the first rank."""
@@ -235,18 +314,27 @@ class LightningFedAvg(FedAvg):
             return
         data = self.trainer.datamodule
         loaders = batch
-        if not isinstance(data, LoaderData):  # Lightning would take a list of batches for a list of loaders
-            loaders = DataLoader(cast(Any, list(data.evaluation_batches(stage, self.trainer.dtype))), batch_size=None)
+        if not isinstance(
+            data, LoaderData
+        ):  # Lightning would take a list of batches for a list of loaders
+            loaders = DataLoader(
+                cast(Any, list(data.evaluation_batches(stage, self.trainer.dtype))), batch_size=None
+            )
         with isolate_rng(), _quiet():
             trainer = self.new_trainer([], limit_val_batches=None)
-            (trainer.validate if stage == "validate" else trainer.test)(self.module(), loaders, verbose=False)
+            (trainer.validate if stage == "validate" else trainer.test)(
+                self.module(), loaders, verbose=False
+            )
         self.to(self.trainer.fabric.device)
         for name, value in trainer.callback_metrics.items():
             self.log(name, value.double())
 
 
 class LightningFixMatch(LightningFedAvg, FixMatch):
-    """FixMatch at clients with loaders of ``(x_weak, x_strong)``; made by :meth:`FedAvg.from_lightning`."""
+    """FixMatch at clients with loaders of ``(x_weak, x_strong)``.
+
+    Made by :meth:`FedAvg.from_lightning`.
+    """
 
     def client_step(self, batch: Any, batch_idx: int) -> Any:
         """FixMatch's loss of the two views."""
@@ -257,28 +345,48 @@ _METHODS = {FedAvg: LightningFedAvg, FixMatch: LightningFixMatch}
 
 
 def federation_of(
-    method: type[FedAvg], module: LightningModule, clients: Any, server: Any, evaluated: Mapping[str, Any], kwargs: Any
+    method: type[FedAvg],
+    module: LightningModule,
+    clients: Any,
+    server: Any,
+    evaluated: Mapping[str, Any],
+    kwargs: Any,
 ) -> tuple[FedAvg, FederatedDataModule]:
     """Model and data of :meth:`FedAvg.from_lightning`, which documents the arguments."""
     if method not in _METHODS:
-        raise ValueError(f"{method.__name__}.from_lightning: only FedAvg and FixMatch train a LightningModule")
+        raise ValueError(
+            f"{method.__name__}.from_lightning: only FedAvg and FixMatch train a LightningModule"
+        )
     if not isinstance(module, LightningModule) or isinstance(module, FederatedAlgorithm):
         kind = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
-        raise ValueError(f"from_lightning: {kind} is no LightningModule that is built, with a training_step")
+        raise ValueError(
+            f"from_lightning: {kind} is no LightningModule that is built, with a training_step"
+        )
     if taken := sorted(_OF_THE_MODULE & kwargs.keys()):
-        raise ValueError(f"from_lightning: {taken[0]} is what the module itself decides: leave it out")
+        raise ValueError(
+            f"from_lightning: {taken[0]} is what the module itself decides: leave it out"
+        )
     is_data = isinstance(clients, FederatedDataModule)
     if (method is FixMatch) != (server is not None) or (method is FixMatch and is_data):
-        needs = "clients=[loaders of (x_weak, x_strong)], server=loader" if method is FixMatch else "no server"
+        needs = (
+            "clients=[loaders of (x_weak, x_strong)], server=loader"
+            if method is FixMatch
+            else "no server"
+        )
         raise ValueError(f"{method.__name__}.from_lightning: give {needs}")
     if given := [stage for stage, loaders in evaluated.items() if is_data and loaders is not None]:
         name = f"{'val' if given[0] == 'validate' else 'test'}_dataloaders"
-        raise ValueError(f"from_lightning: {name} is for loaders of clients: leave it out, the data have such samples")
+        raise ValueError(
+            f"from_lightning: {name} is for loaders of clients: leave it out, the data have such "
+            "samples"
+        )
     try:
         algorithm = _METHODS[method](lambda: module, **kwargs)
     except TypeError as error:  # of an argument that no constructor knows
         hint = "the module's configure_optimizers decides learning rates"
-        raise ValueError(f"{method.__name__}.from_lightning: {str(error).rpartition('() ')[2]}; {hint}") from error
+        raise ValueError(
+            f"{method.__name__}.from_lightning: {str(error).rpartition('() ')[2]}; {hint}"
+        ) from error
     return algorithm, clients if is_data else LoaderData(clients, server, evaluated)
 
 
@@ -316,8 +424,13 @@ class Reporter(Callback):
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         """Multiply the learning rates by the factor."""
         if self._factor != 1 and trainer.lr_scheduler_configs:
-            raise ValueError("from_lightning: schedule cannot be combined with the schedulers of configure_optimizers")
-        for group in (group for optimizer in trainer.optimizers for group in optimizer.param_groups):
+            raise ValueError(
+                "from_lightning: schedule cannot be combined with the schedulers of "
+                "configure_optimizers"
+            )
+        for group in (
+            group for optimizer in trainer.optimizers for group in optimizer.param_groups
+        ):
             group["lr"] *= self._factor
 
     def on_train_batch_end(
@@ -350,7 +463,8 @@ def samples_of(loader: Any, name: str) -> int:
     if not batches:
         kind = type(loader).__name__
         raise ValueError(
-            f"from_lightning: {name} is a {kind} without a length or without a batch: give a DataLoader of a data set "
+            f"from_lightning: {name} is a {kind} without a length or without a batch: give a "
+            "DataLoader of a data set "
             "that has a length and a batch or more"
         )
     return count
@@ -358,11 +472,17 @@ def samples_of(loader: Any, name: str) -> int:
 
 @contextmanager
 def _seeded(key: int, loader: Any) -> Iterator[None]:
-    """Seed Python's and NumPy's random numbers and a loader's own generator; torch's are seeded for each party."""
+    """Seed Python's and NumPy's random numbers and a loader's own generator.
+
+    Torch's are seeded for each party.
+    """
     with isolate_rng():
         random.seed(key)
         np.random.seed(key % 2**32)
-        for generator in (getattr(owner, "generator", None) for owner in (loader, getattr(loader, "sampler", None))):
+        for generator in (
+            getattr(owner, "generator", None)
+            for owner in (loader, getattr(loader, "sampler", None))
+        ):
             if generator is not None:
                 generator.manual_seed(key)
         yield

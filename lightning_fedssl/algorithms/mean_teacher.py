@@ -1,16 +1,19 @@
 """Fed-MT: federated averaging with a Mean Teacher at every client.
 
-A. Tarvainen, H. Valpola, "Mean teachers are better role models: Weight-averaged consistency targets improve
-semi-supervised deep learning results", NIPS 2017, arXiv 1703.01780, combined with FedAvg as a baseline of Fed-SHVR
-(arXiv 2111.00010, section V), which does not give details of the combination; all details are ours.
+A. Tarvainen, H. Valpola, "Mean teachers are better role models: Weight-averaged consistency targets
+improve semi-supervised deep learning results", NIPS 2017, arXiv 1703.01780, combined with FedAvg as
+a baseline of Fed-SHVR (arXiv 2111.00010, section V), which does not give details of the
+combination; all details are ours.
 
 A round:
 
 1. the server sends theta to the clients; a client's student and teacher start from it;
-2. before each of tau_k steps the teacher follows the student, ``teacher <- decay teacher + (1 - decay) student`` with
-   decay ``min(1 - 1/(s + 1), 0.99)`` at step s = 0, 1, ..; the student then makes a step on
-   ``CE(labelled) + alpha_0 mean over images of (1/C) ||softmax(student) - softmax(teacher)||^2``;
-3. the students are uploaded and averaged, weighted by the number of images; the teachers are discarded.
+2. before each of tau_k steps the teacher follows the student, ``teacher <- decay teacher + (1 -
+   decay) student`` with decay ``min(1 - 1/(s + 1), 0.99)`` at step s = 0, 1, ..; the student then
+   makes a step on ``CE(labelled) + alpha_0 mean over images of (1/C) ||softmax(student) -
+   softmax(teacher)||^2``;
+3. the students are uploaded and averaged, weighted by the number of images; the teachers are
+   discarded.
 """
 
 from __future__ import annotations
@@ -31,11 +34,14 @@ from lightning_fedssl.state import Batch
 
 
 class MeanTeacher(PairedBatches):
-    """FedAvg with a Mean Teacher at clients that hold labelled and unlabelled images; alpha_0 weighs the consistency.
+    """FedAvg with a Mean Teacher at clients that hold labelled and unlabelled images.
+
+    Alpha_0 weighs the consistency.
 
     Args:
         decay: Largest decay of the teacher.
-        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.common.labeled_unlabeled.PairedBatches`.
+        kwargs: The arguments of
+            :class:`~lightning_fedssl.algorithms.common.labeled_unlabeled.PairedBatches`.
     """
 
     local_modules: ClassVar[frozenset[str]] = frozenset({"teacher"})
@@ -59,7 +65,9 @@ class MeanTeacher(PairedBatches):
         return super().on_client_start(data)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """The teacher follows the student, which then learns from the labels and from the teacher."""
+        """The teacher follows the student,
+        which then learns from the labels and from the teacher.
+        """
         self.teacher.follow({"network": self.network}, warm_decay(batch_idx, self.decay))
         return super().training_step(batch, batch_idx)
 
@@ -72,8 +80,11 @@ class MeanTeacher(PairedBatches):
     def teach(self, u: Tensor) -> Tensor:
         """The teacher's probabilities ``(batch, classes)``; the student's buffers do not change.
 
-        The teacher's weights run through the student's layers in training mode, with dropout and batch statistics.
+        The teacher's weights run through the student's layers in training mode, with dropout and
+        batch statistics.
         """
         buffers = {name: b.clone() for name, b in self.network.named_buffers()}
-        logits: Tensor = call_with(self.network, {**dict(self.teacher["network"].named_parameters()), **buffers}, u)
+        logits: Tensor = call_with(
+            self.network, {**dict(self.teacher["network"].named_parameters()), **buffers}, u
+        )
         return logits.softmax(dim=-1)

@@ -1,26 +1,29 @@
-"""RSCFed: random sampling consensus, for a few fully labelled clients beside clients without labels.
+"""RSCFed: random sampling consensus, for a few fully labelled clients beside clients without
+labels.
 
-X. Liang, Y. Lin, H. Fu, L. Zhu, X. Li, "RSCFed: Random Sampling Consensus Federated Semi-Supervised Learning", CVPR
-2022, arXiv 2203.13993. Authors' code: github.com/XMed-Lab/RSCFed.
+X. Liang, Y. Lin, H. Fu, L. Zhu, X. Li, "RSCFed: Random Sampling Consensus Federated Semi-Supervised
+Learning", CVPR 2022, arXiv 2203.13993. Authors' code: github.com/XMed-Lab/RSCFed.
 
-M rounds here are one synchronisation round of the paper. In each, K clients (``trainer.clients_per_round``) are drawn
-anew:
+M rounds here are one synchronisation round of the paper. In each, K clients
+(``trainer.clients_per_round``) are drawn anew:
 
 1. they receive the global model w, which changes after M rounds only;
-2. a labelled client trains with cross-entropy; an unlabelled one with the mean teacher that it keeps,
-   ``lambda_u ||f(x') - sharpen(teacher(x))||^2`` on two weak views, after each step
-   ``teacher <- a teacher + (1 - a) student`` with ``a = min(1 - 1/(s + 1), 0.999)`` at its s-th step of the run;
+2. a labelled client trains with cross-entropy; an unlabelled one with the mean teacher that it
+   keeps, ``lambda_u ||f(x') - sharpen(teacher(x))||^2`` on two weak views, after each step
+   ``teacher <- a teacher + (1 - a) student`` with ``a = min(1 - 1/(s + 1), 0.999)`` at its s-th
+   step of the run;
 3. the server averages by the number of images n_i, then once more by
    ``n_i exp(-beta ||w_i - mean|| / n_i)``: this is a sub-consensus model;
 4. after M rounds the global model is the mean of the M sub-consensus models.
 
-As the code has it: the distance is the sum of the norms of all tensors; beta is lower where a labelled client is in the
-draw; a factor raises a labelled client's n_i in the first average, and once more in the second one. (The published code
-reads there an option ``un_dist`` that it does not define; this is what it computes with the option empty. With ``avg``,
-which its instructions of March 2022 gave, the factor acts in the second average alone: a labelled client of five equal
-ones then has 0.6 of it, here 0.9.) Its lower rate for unlabelled clients, 0.021 against 0.03, is here part of lambda_u:
-0.02 * 0.7; weight decay and clipped gradients are not.
-The code starts from a model that was trained on the labelled clients: ``warmup_rounds``, or ``init_from``.
+As the code has it: the distance is the sum of the norms of all tensors; beta is lower where a
+labelled client is in the draw; a factor raises a labelled client's n_i in the first average, and
+once more in the second one. (The published code reads there an option ``un_dist`` that it does not
+define; this is what it computes with the option empty. With ``avg``, which its instructions of
+March 2022 gave, the factor acts in the second average alone: a labelled client of five equal ones
+then has 0.6 of it, here 0.9.) Its lower rate for unlabelled clients, 0.021 against 0.03, is here
+part of lambda_u: 0.02 * 0.7; weight decay and clipped gradients are not. The code starts from a
+model that was trained on the labelled clients: ``warmup_rounds``, or ``init_from``.
 """
 
 from __future__ import annotations
@@ -49,8 +52,10 @@ class RSCFed(FederatedAlgorithm):
     """Random sampling consensus with distance-reweighted aggregation.
 
     Args:
-        sub_consensus: M, sub-consensus models of a new global model; ``trainer.max_rounds`` is a multiple of it.
-        distance_scale: beta of a draw without a labelled client; 0 averages by the number of images.
+        sub_consensus: M, sub-consensus models of a new global model; ``trainer.max_rounds`` is a
+            multiple of it.
+        distance_scale: beta of a draw without a labelled client; 0 averages by the number of
+            images.
         labeled_distance_scale: beta of a draw with a labelled client.
         labeled_factor: Raises the weight of labelled clients in both averages.
         unlabeled_weight: lambda_u, of the unlabelled clients' loss.
@@ -78,12 +83,25 @@ class RSCFed(FederatedAlgorithm):
         keep_client_optimizer: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(gradient_clip_norm=gradient_clip_norm, keep_client_optimizer=keep_client_optimizer, **kwargs)
-        checks.require(self.client_weighting == "samples", "client_weighting", self.client_weighting, "give samples")
+        super().__init__(
+            gradient_clip_norm=gradient_clip_norm,
+            keep_client_optimizer=keep_client_optimizer,
+            **kwargs,
+        )
+        checks.require(
+            self.client_weighting == "samples",
+            "client_weighting",
+            self.client_weighting,
+            "give samples",
+        )
         checks.at_least(1, sub_consensus=sub_consensus, labeled_factor=labeled_factor)
-        checks.at_least(0, distance_scale=distance_scale, labeled_distance_scale=labeled_distance_scale)
+        checks.at_least(
+            0, distance_scale=distance_scale, labeled_distance_scale=labeled_distance_scale
+        )
         checks.at_least(0, unlabeled_weight=unlabeled_weight, warmup_rounds=warmup_rounds)
-        checks.require(temperature > 0, "temperature", temperature, "give more than 0; the paper's is 0.5")
+        checks.require(
+            temperature > 0, "temperature", temperature, "give more than 0; the paper's is 0.5"
+        )
         checks.decays(teacher_decay=teacher_decay)
         self.sub_consensus = sub_consensus
         self.distance_scale = distance_scale
@@ -108,7 +126,9 @@ class RSCFed(FederatedAlgorithm):
         checks.fully_labeled_clients(data, "RSCFed")
 
     def on_client_start(self, data: LocalData) -> LocalWork:
-        """Epochs on labelled images, or on two views of unlabelled ones with the teacher of the client's last round."""
+        """Epochs on labelled images, or on two views of unlabelled ones with the teacher of the
+        client's last round.
+        """
         if not len(data.unlabeled):
             payload = {"is_labeled": self.teacher.get_buffer("steps").new_ones(())}
             return replace(labeled_work(data, self.client_epochs), payload=payload)
@@ -122,8 +142,12 @@ class RSCFed(FederatedAlgorithm):
 
         def make_batch(rows: Tensor, visits: Visits) -> Batch:
             images = data.unlabeled[rows]
-            weight = torch.full_like(rows, self.unlabeled_weight / data.batch_size, dtype=data.dtype)
-            views = {name: data.weak(images, name, visits=visits) for name in ("x_teacher", "x_student")}
+            weight = torch.full_like(
+                rows, self.unlabeled_weight / data.batch_size, dtype=data.dtype
+            )
+            views = {
+                name: data.weak(images, name, visits=visits) for name in ("x_teacher", "x_student")
+            }
             return {**views, "weight": weight}
 
         count = len(data.unlabeled)
@@ -137,20 +161,27 @@ class RSCFed(FederatedAlgorithm):
         )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Cross-entropy at a labelled client; else the squared distance to the teacher's sharpened probabilities."""
+        """Cross-entropy at a labelled client.
+
+        Else the squared distance to the teacher's sharpened probabilities.
+        """
         if "y" in batch:
             return F.cross_entropy(self(batch["x"]), batch["y"])
         if batch_idx:
             self.teacher_follows()
         with torch.no_grad():
-            target = torch.softmax(self.teacher["network"](batch["x_teacher"]) / self.temperature, dim=-1)
+            target = torch.softmax(
+                self.teacher["network"](batch["x_teacher"]) / self.temperature, dim=-1
+            )
         distance = (self(batch["x_student"]).softmax(dim=-1) - target).square().sum(dim=-1)
         loss: Tensor = (batch["weight"] * distance).sum()
         return loss
 
     @torch.no_grad()
     def teacher_follows(self) -> None:
-        """One step of the moving average, of the weights alone: buffers stay those of the first received model."""
+        """One step of the moving average, of the weights alone: buffers stay those of the first
+        received model.
+        """
         steps = self.teacher.get_buffer("steps")
         decay = (1 - 1 / (steps + 1)).clamp(max=self.teacher_decay)
         student, changing = tensors_of(self.network), tensors_that_change(self.teacher["network"])
@@ -164,20 +195,28 @@ class RSCFed(FederatedAlgorithm):
         if not update.payload:
             self.teacher_follows()
             self.clients.put(
-                update.client, "teacher", {n: t.detach().clone() for n, t in tensors_of(self.teacher).items()}
+                update.client,
+                "teacher",
+                {n: t.detach().clone() for n, t in tensors_of(self.teacher).items()},
             )
         return update
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
-        """The sub-consensus of the drawn clients, whose models are all in memory: they are weighed twice."""
-        drawn = [update.to(self.teacher.get_buffer("steps").device, copy=True) for update in updates]
+        """The sub-consensus of the drawn clients, whose models are all in memory: they are weighed
+        twice.
+        """
+        drawn = [
+            update.to(self.teacher.get_buffer("steps").device, copy=True) for update in updates
+        ]
         models: list[State] = [{**update.parameters, **update.buffers} for update in drawn]
         total = WeightedSum()
         for model, weight in zip(models, self.consensus_weights(drawn, models), strict=True):
             total.add(model, weight)
         return {"model": total}
 
-    def consensus_weights(self, drawn: Sequence[ClientUpdate], models: Sequence[State]) -> list[float]:
+    def consensus_weights(
+        self, drawn: Sequence[ClientUpdate], models: Sequence[State]
+    ) -> list[float]:
         """The weights of the drawn clients: ``n_i exp(-beta distance_i / n_i)``, which sum to 1.
 
         Args:
@@ -187,13 +226,22 @@ class RSCFed(FederatedAlgorithm):
         if not drawn:
             return []
         images = torch.tensor([update.num_samples for update in drawn], dtype=torch.float64)
-        factor = torch.tensor([self.labeled_factor if update.payload else 1.0 for update in drawn], dtype=torch.float64)
+        factor = torch.tensor(
+            [self.labeled_factor if update.payload else 1.0 for update in drawn],
+            dtype=torch.float64,
+        )
         first = WeightedSum()
         for model, weight in zip(models, (images * factor).tolist(), strict=True):
             first.add(model, weight)
         mean = first.mean() or {}
-        norms = [sum(float((model[name] - t).norm()) for name, t in mean.items()) for model in models]
-        scale = self.labeled_distance_scale if any(update.payload for update in drawn) else self.distance_scale
+        norms = [
+            sum(float((model[name] - t).norm()) for name, t in mean.items()) for model in models
+        ]
+        scale = (
+            self.labeled_distance_scale
+            if any(update.payload for update in drawn)
+            else self.distance_scale
+        )
         exponents = -scale * torch.tensor(norms, dtype=torch.float64) / images
         return torch.softmax(exponents + (images * factor.square()).log(), dim=0).tolist()
 
@@ -202,7 +250,9 @@ class RSCFed(FederatedAlgorithm):
         collected = self.server.extra.get("sub_consensus", {})
         if (mean := sums["model"].mean()) is not None:
             count = collected.get("count", torch.zeros(()))
-            collected = {n: t + collected[n] if n in collected else t for n, t in mean.items()} | {"count": count + 1}
+            collected = {n: t + collected[n] if n in collected else t for n, t in mean.items()} | {
+                "count": count + 1
+            }
         if self.federation.round_index % self.sub_consensus == 0 and collected:
             count = collected.pop("count")
             mean = {name: t / count.to(t) for name, t in collected.items()}

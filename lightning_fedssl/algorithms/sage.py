@@ -1,25 +1,27 @@
 """SAGE: pseudo-labels corrected by the gap between a client's confidence and the global model's.
 
-Y. Liu, X. Shang, Y. Zhang, Y. Lu, C. Gong, J.-H. Xue, H. Wang, "Mind the Gap: Confidence Discrepancy Can Guide
-Federated Semi-Supervised Learning Across Pseudo-Mismatch", CVPR 2025, arXiv 2503.13227. A part of every client's images
-is labelled.
+Y. Liu, X. Shang, Y. Zhang, Y. Lu, C. Gong, J.-H. Xue, H. Wang, "Mind the Gap: Confidence
+Discrepancy Can Guide Federated Semi-Supervised Learning Across Pseudo-Mismatch", CVPR 2025, arXiv
+2503.13227. A part of every client's images is labelled.
 
 A round, as the authors' code runs it:
 
 1. the server sends the global weights to the drawn clients;
-2. each takes E times ``floor(n / B)`` steps, with n its images, labelled ones included. A step has a batch of B
-   labelled images, and mu B of all n without their labels. Such an image is labelled twice: by the model in training
-   (class y_l, confidence c_l) and by the received global model in evaluation mode (y_g, c_g). With
-   ``lambda = exp(-kappa |c_l - c_g|)``, its target is ``lambda y_l + (1 - lambda) y_g`` where ``c_l >= tau``, and y_g
-   elsewhere. It is used where one of the two confidences is at least tau:
-   ``L = CE(x, y) + lambda_u sum(mask KL(target || strong)) / batch``;
+2. each takes E times ``floor(n / B)`` steps, with n its images, labelled ones included. A step has
+   a batch of B labelled images, and mu B of all n without their labels. Such an image is labelled
+   twice: by the model in training (class y_l, confidence c_l) and by the received global model in
+   evaluation mode (y_g, c_g). With ``lambda = exp(-kappa |c_l - c_g|)``, its target is ``lambda y_l
+   + (1 - lambda) y_g`` where ``c_l >= tau``, and y_g elsewhere. It is used where one of the two
+   confidences is at least tau: ``L = CE(x, y) + lambda_u sum(mask KL(target || strong)) / batch``;
 3. the server averages, weighted by the number of images.
 
-Deviations: a client's momentum starts at zero (in the code one optimizer trains all clients in turn, and its momentum
-goes from each client to the next); an image counts once for the weight of its client (in the code a labelled one counts
-2,001 times; the code's clients have equally many); a client with fewer than B labelled images takes all of them in each
-step (the code repeats the labelled images and shuffles the whole, so that a batch may hold an image twice and epochs do
-not balance; both iterators restart there in each local epoch); 1e-6 and 1e-10 are not added to gap and probabilities.
+Deviations: a client's momentum starts at zero (in the code one optimizer trains all clients in
+turn, and its momentum goes from each client to the next); an image counts once for the weight of
+its client (in the code a labelled one counts 2,001 times; the code's clients have equally many); a
+client with fewer than B labelled images takes all of them in each step (the code repeats the
+labelled images and shuffles the whole, so that a batch may hold an image twice and epochs do not
+balance; both iterators restart there in each local epoch); 1e-6 and 1e-10 are not added to gap and
+probabilities.
 """
 
 from __future__ import annotations
@@ -43,22 +45,32 @@ from lightning_fedssl.models.teacher import Teacher
 
 
 class SAGE(FixMatch):
-    """FixMatch whose pseudo-labels are corrected by the received global model; labels are at every client.
+    """FixMatch whose pseudo-labels are corrected by the received global model.
+
+    Labels are at every client.
 
     Args:
-        half_gap: The gap of the two confidences at which both classes count one half; ``kappa = ln 2 / half_gap``.
+        half_gap: The gap of the two confidences at which both classes count one half; ``kappa = ln
+            2 / half_gap``.
         unlabeled_ratio: mu: a step has ``mu * data.client_batch_size`` images without labels.
-        client_epochs: E, each of as many steps as a client has batches of ``data.client_batch_size`` images.
+        client_epochs: E, each of as many steps as a client has batches of
+            ``data.client_batch_size`` images.
         kwargs: The arguments of :class:`~lightning_fedssl.algorithms.fixmatch.FixMatch`.
     """
 
     local_modules: ClassVar[frozenset[str]] = frozenset({"received"})
 
     def __init__(
-        self, half_gap: float = 0.05, unlabeled_ratio: int = 2, client_epochs: float = 5, **kwargs: Any
+        self,
+        half_gap: float = 0.05,
+        unlabeled_ratio: int = 2,
+        client_epochs: float = 5,
+        **kwargs: Any,
     ) -> None:
         super().__init__(unlabeled_ratio=unlabeled_ratio, client_epochs=client_epochs, **kwargs)
-        checks.require(half_gap > 0, "half_gap", half_gap, "give a number above 0; the paper's is 0.05")
+        checks.require(
+            half_gap > 0, "half_gap", half_gap, "give a number above 0; the paper's is 0.05"
+        )
         self.kappa = math.log(2) / half_gap
         self.clients_use_statistics = True
         self.received: Teacher
@@ -75,17 +87,29 @@ class SAGE(FixMatch):
             self.received = Teacher({"network": self.network})
 
     def on_client_start(self, data: LocalData) -> LocalWork:
-        """Keep the received model for the round; batches of labelled images, and of all images without labels."""
+        """Keep the received model for the round.
+
+        Batches of labelled images, and of all images without labels.
+        """
         self.received.follow({"network": self.network}, 0.0)
         images = torch.cat([data.unlabeled, data.labeled])
         epoch = max(1, len(images) // data.batch_size)
-        steps = math.ceil(self.client_epochs * epoch) if self.client_steps is None else self.client_steps
+        steps = (
+            math.ceil(self.client_epochs * epoch)
+            if self.client_steps is None
+            else self.client_steps
+        )
         size = self.unlabeled_ratio * data.batch_size
         unlabeled = unlabeled_work(replace(data, unlabeled=images), steps=steps, batch_size=size)
-        return replace(side_by_side(unlabeled, labeled_work(data, steps=steps)), num_samples=len(images))
+        return replace(
+            side_by_side(unlabeled, labeled_work(data, steps=steps)), num_samples=len(images)
+        )
 
     def label(self, logits: Tensor, x_weak: Tensor) -> PseudoLabels:
-        """Targets between the classes of the two models; images that one of them is confident of."""
+        """Targets between the classes of the two models.
+
+        Images that one of them is confident of.
+        """
         with torch.no_grad():
             received = at_least_float32(self.received["network"](x_weak))
         return corrected_labels(logits, received, self.threshold, self.kappa)
@@ -95,8 +119,11 @@ class SAGE(FixMatch):
         return (kl_divergence(logits, pseudo.labels) * pseudo.mask).mean()
 
 
-def corrected_labels(logits: Tensor, received: Tensor, threshold: float, kappa: float) -> PseudoLabels:
-    """Targets between the classes of two models: the larger the gap of the confidences, the nearer to the received one.
+def corrected_labels(
+    logits: Tensor, received: Tensor, threshold: float, kappa: float
+) -> PseudoLabels:
+    """Targets between the classes of two models: the larger the gap of the confidences, the nearer
+    to the received one.
 
     Args:
         logits: Of the model in training, ``(n, classes)``.
@@ -111,4 +138,6 @@ def corrected_labels(logits: Tensor, received: Tensor, threshold: float, kappa: 
     share = torch.exp(-kappa * (own.confidence - other.confidence).abs()) * own.mask
     y_own, y_other = (F.one_hot(labels, logits.shape[-1]) for labels in (own.labels, other.labels))
     target = share.unsqueeze(-1) * y_own + (1 - share).unsqueeze(-1) * y_other
-    return PseudoLabels(target, torch.maximum(own.confidence, other.confidence), own.mask | other.mask)
+    return PseudoLabels(
+        target, torch.maximum(own.confidence, other.confidence), own.mask | other.mask
+    )

@@ -1,23 +1,26 @@
 """SemiFL: alternate training with pseudo-labels from the global model.
 
-E. Diao, J. Ding, V. Tarokh, "SemiFL: Semi-Supervised Federated Learning for Unlabeled Clients with Alternate Training",
-NeurIPS 2022, arXiv 2106.01432.
+E. Diao, J. Ding, V. Tarokh, "SemiFL: Semi-Supervised Federated Learning for Unlabeled Clients with
+Alternate Training", NeurIPS 2022, arXiv 2106.01432.
 
 A round, as the authors' code runs it:
 
-1. static batch-norm statistics of the global model are computed, and both are sent to the drawn clients;
-2. each client labels all its images once with the received model (eval mode, weak view) and forms D_fix from the images
-   with confidence of at least tau; a client without such images skips the round;
-3. each other client takes E epochs over batches of D_fix and of D_mix (as many images, drawn from all of the client's):
-   ``L = CE(f(strong(x_fix)), y_fix) + lambda-mixed CE(f(mixup(weak(x_fix), weak(x_mix))), y_fix, y_mix)``;
+1. static batch-norm statistics of the global model are computed, and both are sent to the drawn
+   clients;
+2. each client labels all its images once with the received model (eval mode, weak view) and forms
+   D_fix from the images with confidence of at least tau; a client without such images skips the
+   round;
+3. each other client takes E epochs over batches of D_fix and of D_mix (as many images, drawn from
+   all of the client's): ``L = CE(f(strong(x_fix)), y_fix) + lambda-mixed CE(f(mixup(weak(x_fix),
+   weak(x_mix))), y_fix, y_mix)``;
 4. the server averages with equal weights and momentum;
 5. the server fine-tunes the average on its labelled images.
 
-Where paper and code differ, the default is the code's variant, because it produced the published numbers: hard labels
-(paper: soft, Eq. 2), views mixed (paper: the mixed image is augmented, Eq. 5), D_mix redrawn at each access (paper:
-once a round, Eq. 4), server momentum 0.5 (Algorithm 1: plain mean), gradients clipped to norm 1 and persistent
-optimizer states (paper: neither), the server's phase after the aggregation (paper: before the clients, and once more at
-the end).
+Where paper and code differ, the default is the code's variant, because it produced the published
+numbers: hard labels (paper: soft, Eq. 2), views mixed (paper: the mixed image is augmented, Eq. 5),
+D_mix redrawn at each access (paper: once a round, Eq. 4), server momentum 0.5 (Algorithm 1: plain
+mean), gradients clipped to norm 1 and persistent optimizer states (paper: neither), the server's
+phase after the aggregation (paper: before the clients, and once more at the end).
 """
 
 from __future__ import annotations
@@ -44,21 +47,23 @@ _PASS = 250
 
 
 class GlobalLabels(ServerPhases):
-    """Methods whose clients label their images once a round with the received model, and whose server has the labels.
+    """Methods whose clients label their images once a round with the received model, and whose
+    server has the labels.
 
     The defaults are the setting of SemiFL's authors' code.
 
     Args:
         threshold: tau, the confidence from which a pseudo-label is used (inclusive).
-        server_momentum: beta_g, the momentum of the server's step in the direction of the mean update; with 0
-            the server takes the plain mean.
+        server_momentum: beta_g, the momentum of the server's step in the direction of the mean
+            update; with 0 the server takes the plain mean.
         client_epochs: E, local epochs of a client in a round.
         server_epochs: E, epochs of the server's fine-tuning in a round.
         gradient_clip_norm: Largest gradient norm of a step.
         client_weighting: A client's weight in the mean: its number of ``samples``, or ``uniform``.
         keep_client_optimizer: A client's momentum persists until its next participation.
         keep_server_optimizer: The server's momentum persists between rounds.
-        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.common.server_phases.ServerPhases`.
+        kwargs: The arguments of
+            :class:`~lightning_fedssl.algorithms.common.server_phases.ServerPhases`.
 
     Attributes:
         soft_labels: Whether labels are probabilities instead of classes.
@@ -92,7 +97,9 @@ class GlobalLabels(ServerPhases):
         self.threshold = threshold
 
     def configure_callbacks(self) -> list[Callback]:
-        """Compute static batch-norm statistics, and log the pseudo-labels' quality (SemiFL, Fig. 6)."""
+        """Compute static batch-norm statistics, and log the pseudo-labels' quality (SemiFL, Fig.
+        6).
+        """
         from lightning_fedssl.callbacks import PseudoLabelQuality, StaticBatchNorm
 
         return [*([StaticBatchNorm()] if has_static_batch_norm(self) else []), PseudoLabelQuality()]
@@ -105,22 +112,32 @@ class GlobalLabels(ServerPhases):
 
     @torch.no_grad()
     def label_images(self, data: LocalData) -> PseudoLabels:
-        """Labels of all the client's unlabelled images by the working module in eval mode, one weak view each."""
+        """Labels of all the client's unlabelled images by the working module in eval mode, one weak
+        view each.
+        """
         self.eval()
         starts = range(0, len(data.unlabeled), _PASS)
         parts = data.unlabeled.split(_PASS)
-        logits = [self(data.weak(part, "labeling", start=start)) for part, start in zip(parts, starts, strict=True)]
+        logits = [
+            self(data.weak(part, "labeling", start=start))
+            for part, start in zip(parts, starts, strict=True)
+        ]
         return pseudo_label(torch.cat(logits).to(data.dtype), self.threshold, soft=self.soft_labels)
 
     def epochs_over(
-        self, data: LocalData, count: int, make_batch: Callable[[Tensor, Visits], Batch], pseudo: PseudoLabels | None
+        self,
+        data: LocalData,
+        count: int,
+        make_batch: Callable[[Tensor, Visits], Batch],
+        pseudo: PseudoLabels | None,
     ) -> LocalWork:
         """E epochs over ``count`` images in random order.
 
         Args:
             data: The client's data.
             count: The number of images; 0 gives no steps.
-            make_batch: Returns the tensors of rows from 0 to below ``count``, of whose visits it draws random numbers.
+            make_batch: Returns the tensors of rows from 0 to below ``count``, of whose visits it
+                draws random numbers.
             pseudo: The labels of all the client's images, for diagnostics.
         """
         return epochs_of(
@@ -140,10 +157,12 @@ class SemiFL(GlobalLabels):
     Args:
         mixup_alpha: a, of the mixing ratio lambda ~ Beta(a, a), one per batch.
         mix_weight: Weight of the mix loss; 0 leaves it out (Table 5, "no mix").
-        pseudo_label_source: ``global``: once per round by the received model. ``local``: per batch by the model in
-            training, without mix loss (Table 2, the combination of FedAvg and FixMatch).
+        pseudo_label_source: ``global``: once per round by the received model. ``local``: per batch
+            by the model in training, without mix loss (Table 2, the combination of FedAvg and
+            FixMatch).
         soft_labels: Use the probabilities as targets, as in Eq. 2, instead of the class.
-        mix_order: ``views``: mix two augmented images. ``images``: augment the mixed image, as in Eq. 5.
+        mix_order: ``views``: mix two augmented images. ``images``: augment the mixed image, as in
+            Eq. 5.
         mix_resample: Redraw D_mix at each ``access``, or once per ``round``, as in Eq. 4.
         kwargs: The arguments of :class:`GlobalLabels`: the threshold
             tau, the numbers of epochs E, the server's momentum and phase.
@@ -170,25 +189,35 @@ class SemiFL(GlobalLabels):
         self.mix_resample = mix_resample
 
     def on_client_start(self, data: LocalData) -> LocalWork:
-        """Pseudo-label the images, build D_fix and D_mix; a client without a confident image skips the round."""
+        """Pseudo-label the images, build D_fix and D_mix.
+
+        A client without a confident image skips the round.
+        """
         if self.pseudo_label_source == "local" or not len(data.unlabeled):
             return self._unlabeled_work(data)
         return self._fix_mix_work(data)
 
     def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
-        """The update, and its weight where that is the number of confident images, which changes in every round."""
+        """The update, and its weight where that is the number of confident images, which changes in
+        every round.
+        """
         changes = self.client_weighting == "samples" and self.pseudo_label_source == "global"
         return super().upload_sizes(update) | ({"number of confident images": 8} if changes else {})
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """L_fix + mix_weight * L_mix; D_fix and D_mix pass separately, each with its own batch statistics."""
+        """L_fix + mix_weight * L_mix.
+
+        D_fix and D_mix pass separately, each with its own batch statistics.
+        """
         if self.pseudo_label_source == "local":
             return self._local_label_step(batch)
         loss = F.cross_entropy(self(batch["x_strong"]), batch["y_fix"])
         if self.mix_weight == 0:
             return loss
         logits = self(mixup(batch["x_weak"], batch["x_mix"], batch["ratio"]))
-        return loss + self.mix_weight * mixup_cross_entropy(logits, batch["y_fix"], batch["y_mix"], batch["ratio"])
+        return loss + self.mix_weight * mixup_cross_entropy(
+            logits, batch["y_fix"], batch["y_mix"], batch["ratio"]
+        )
 
     def _fix_mix_work(self, data: LocalData) -> LocalWork:
         """Batches with images of D_fix and D_mix, labelled once by the received model."""
@@ -201,7 +230,8 @@ class SemiFL(GlobalLabels):
             if self.mix_weight == 0:
                 return batch
             mix = visits.select(lambda epoch: self._mix_rows(data, len(fix), epoch))
-            # An augmented mixture is the mixture of two views made with the same draws: weak views are linear.
+            # An augmented mixture is the mixture of two views made with the same draws: weak views
+            # are linear.
             mix_purpose = "mix" if self.mix_order == "views" else "weak"
             return batch | {
                 "x_weak": data.weak(x_fix, "weak", visits=visits),
@@ -213,16 +243,24 @@ class SemiFL(GlobalLabels):
         return self.epochs_over(data, len(fix), make_batch, pseudo)
 
     def _mix_rows(self, data: LocalData, count: int, epoch: int) -> Tensor:
-        """The images of D_mix in an epoch's order, drawn with replacement from all of the client's: ``(count,)``."""
+        """The images of D_mix in an epoch's order, drawn with replacement from all of the client's:
+        ``(count,)``.
+        """
         fixed = self.mix_resample == "round"
-        drawn = data.rng("mix rows", 0 if fixed else epoch).integers(len(data.unlabeled), size=count)
+        drawn = data.rng("mix rows", 0 if fixed else epoch).integers(
+            len(data.unlabeled), size=count
+        )
         rows = torch.from_numpy(drawn).to(data.images.device, non_blocking=True)
         return rows[data.permutation(count, "mix order", epoch)] if fixed else rows
 
     def _ratios(self, data: LocalData, count: int, epoch: int) -> Tensor:
-        """Ratios lambda ~ Beta(a, a), one per batch, repeated for each of its images: ``(count,)``."""
+        """Ratios lambda ~ Beta(a, a), one per batch,
+        repeated for each of its images: ``(count,)``.
+        """
         batches = -(-count // data.batch_size)
-        drawn = torch.from_numpy(data.rng("ratio", epoch).beta(self.mixup_alpha, self.mixup_alpha, size=batches))
+        drawn = torch.from_numpy(
+            data.rng("ratio", epoch).beta(self.mixup_alpha, self.mixup_alpha, size=batches)
+        )
         ratios = drawn.to(data.dtype).repeat_interleave(data.batch_size)[:count]
         return ratios.to(data.images.device, non_blocking=True)
 
@@ -231,12 +269,18 @@ class SemiFL(GlobalLabels):
 
         def make_batch(rows: Tensor, visits: Visits) -> Batch:
             x = data.unlabeled[rows]
-            return {"x_weak": data.weak(x, "weak", visits=visits), "x_strong": data.strong(x, "strong", visits=visits)}
+            return {
+                "x_weak": data.weak(x, "weak", visits=visits),
+                "x_strong": data.strong(x, "strong", visits=visits),
+            }
 
         return self.epochs_over(data, len(data.unlabeled), make_batch, None)
 
     def _local_label_step(self, batch: Batch) -> Tensor | None:
-        """FixMatch as in the authors' comparison: confident images are trained; a batch without any is skipped."""
+        """FixMatch as in the authors' comparison: confident images are trained.
+
+        A batch without any is skipped.
+        """
         with torch.no_grad():
             pseudo = pseudo_label(self(batch["x_weak"]), self.threshold, soft=self.soft_labels)
         self.log("client/mask_rate", pseudo.mask.double().mean(), batch_size=len(pseudo.mask))
@@ -257,8 +301,11 @@ def mixup(x: Tensor, other: Tensor, ratio: Tensor) -> Tensor:
     return ratio * x + (1 - ratio) * other
 
 
-def mixup_cross_entropy(logits: Tensor, target: Tensor, other_target: Tensor, ratio: Tensor) -> Tensor:
-    """Batch mean of ``ratio * CE(logits, target) + (1 - ratio) * CE(logits, other_target)`` (SemiFL Eq. 5).
+def mixup_cross_entropy(
+    logits: Tensor, target: Tensor, other_target: Tensor, ratio: Tensor
+) -> Tensor:
+    """Batch mean of ``ratio * CE(logits, target) + (1 - ratio) * CE(logits, other_target)`` (SemiFL
+    Eq. 5).
 
     Args:
         logits: ``(batch, classes)``.

@@ -1,7 +1,8 @@
-"""Supervised training at the server alone: the bounds that semi-supervised methods are compared with.
+"""Supervised training at the server alone: the bounds that semi-supervised methods are compared
+with.
 
-With ``data.num_labels`` set to the method's label count it is the partially supervised bound, with ``all`` the fully
-supervised one. No client takes part.
+With ``data.num_labels`` set to the method's label count it is the partially supervised bound, with
+``all`` the fully supervised one. No client takes part.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ if TYPE_CHECKING:
 
 
 class Supervised(FederatedAlgorithm):
-    """Centralised training on the server's labelled images; a round is ``server_epochs``, or ``server_steps``.
+    """Centralised training on the server's labelled images.
+
+    A round is ``server_epochs``, or ``server_steps``.
 
     Args:
         server_epochs: Epochs in a round.
         server_steps: Steps in a round, instead of ``server_epochs``.
         keep_server_optimizer: The server's momentum persists between rounds.
-        server_view: The view of the labelled images. ``strong`` is the augmentation that semi-supervised methods use on
-            their unlabelled images.
+        server_view: The view of the labelled images. ``strong`` is the augmentation that
+            semi-supervised methods use on their unlabelled images.
         kwargs: The arguments every algorithm takes; those of clients have no effect.
     """
 
@@ -44,24 +47,32 @@ class Supervised(FederatedAlgorithm):
         server_view: Literal["weak", "strong"] = "weak",
         **kwargs: Any,
     ) -> None:
-        super().__init__(server_epochs=server_epochs, keep_server_optimizer=keep_server_optimizer, **kwargs)
+        super().__init__(
+            server_epochs=server_epochs, keep_server_optimizer=keep_server_optimizer, **kwargs
+        )
         checks.at_least(1, server_steps=server_steps)
         self.server_steps = server_steps
         self.server_view: Literal["weak", "strong"] = server_view
 
     @classmethod
     def of(cls, method: FederatedAlgorithm, server_steps: int) -> Supervised:
-        """The bound of a method: the same network, initial weights, server's optimizer, schedule and view.
+        """The bound of a method: the same network, initial weights, server's optimizer, schedule
+        and view.
 
         Args:
             method: The method.
             server_steps: Steps in a round.
         """
         bound = cls(
-            network=nn.Identity, schedule=method.schedule, gradient_clip_norm=method.gradient_clip_norm,
-            server_steps=server_steps, server_view=getattr(method, "server_view", "weak"), init_from=method.init_from,
-            init_except=method.init_except, freeze=method.freeze_patterns,
-        )  # fmt: skip
+            network=nn.Identity,
+            schedule=method.schedule,
+            gradient_clip_norm=method.gradient_clip_norm,
+            server_steps=server_steps,
+            server_view=getattr(method, "server_view", "weak"),
+            init_from=method.init_from,
+            init_except=method.init_except,
+            freeze=method.freeze_patterns,
+        )
         # Not as arguments: the constructor copies those, and a parser's factories cannot be copied.
         vars(bound)["network_factory"] = method.network_factory
         bound.optimizer_factory = bound.server_optimizer_factory = method.server_optimizer_factory

@@ -1,17 +1,19 @@
 """FedAvg and FedProx with UDA at the clients: a baseline of FedMatch.
 
-Q. Xie, Z. Dai, E. Hovy, M.-T. Luong, Q. V. Le, "Unsupervised Data Augmentation for Consistency Training", NeurIPS 2020,
-arXiv 1904.12848, combined with federated averaging as a baseline of FedMatch (ICLR 2021, Table 1), whose code for it is
-not published.
+Q. Xie, Z. Dai, E. Hovy, M.-T. Luong, Q. V. Le, "Unsupervised Data Augmentation for Consistency
+Training", NeurIPS 2020, arXiv 1904.12848, combined with federated averaging as a baseline of
+FedMatch (ICLR 2021, Table 1), whose code for it is not published.
 
 A round is that of :mod:`lightning_fedssl.algorithms.fixmatch`; a step differs in two losses:
 
-* the target of the strong view is the whole distribution of the weak one, sharpened by a temperature, where the model
-  is confident: ``lambda_u sum(mask KL(softmax(weak / T) || strong)) / batch``;
-* labelled images whose true class already has a probability above a threshold are left out of ``CE``, so that
-  it does not overfit the few labels (training signal annealing). The threshold grows over the rounds from chance
-  to 1: ``eta = a (1 - 1/K) + 1/K``, with K classes and, at the fraction x of the run, a of ``1 - exp(-5 x)`` (``log``),
-  ``x`` (``linear``) or ``exp(5 (x - 1))`` (``exp``).
+* the target of the strong view is the whole distribution of the weak one, sharpened by a
+  temperature, where the model is confident: ``lambda_u sum(mask KL(softmax(weak / T) || strong)) /
+  batch``;
+* labelled images whose true class already has a probability above a threshold are left out of
+  ``CE``, so that it does not overfit the few labels (training signal annealing). The threshold
+  grows over the rounds from chance to 1: ``eta = a (1 - 1/K) + 1/K``, with K classes and, at the
+  fraction x of the run, a of ``1 - exp(-5 x)`` (``log``), ``x`` (``linear``) or ``exp(5 (x - 1))``
+  (``exp``).
 """
 
 from __future__ import annotations
@@ -43,17 +45,24 @@ class UDA(FixMatch):
 
     Args:
         temperature: T of the weak views' distribution; below 1 it is sharpened.
-        threshold: The confidence from which an unlabelled image is trained on (inclusive), before sharpening.
-        signal_annealing: How the threshold for labelled images grows: ``exp`` for few labels, as FedMatch has it;
-            ``none`` trains on all of them from the start.
+        threshold: The confidence from which an unlabelled image is trained on (inclusive), before
+            sharpening.
+        signal_annealing: How the threshold for labelled images grows: ``exp`` for few labels, as
+            FedMatch has it; ``none`` trains on all of them from the start.
         kwargs: The arguments of :class:`~lightning_fedssl.algorithms.fixmatch.FixMatch`.
     """
 
     def __init__(
-        self, temperature: float = 0.4, threshold: float = 0.8, signal_annealing: Annealing = "exp", **kwargs: Any
+        self,
+        temperature: float = 0.4,
+        threshold: float = 0.8,
+        signal_annealing: Annealing = "exp",
+        **kwargs: Any,
     ) -> None:
         super().__init__(threshold=threshold, **kwargs)
-        checks.require(temperature > 0, "temperature", temperature, "give more than 0; UDA's is 0.4")
+        checks.require(
+            temperature > 0, "temperature", temperature, "give more than 0; UDA's is 0.4"
+        )
         self.temperature = temperature
         self.signal_annealing: Annealing = signal_annealing
         self.released = 1.0
@@ -63,14 +72,19 @@ class UDA(FixMatch):
         self.released = _RELEASED[self.signal_annealing](self.federation.progress)
 
     def labeled_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean cross-entropy of the images whose probability is below the threshold; 0 if there is none."""
+        """The mean cross-entropy of the images whose probability is below the threshold.
+
+        0 if there is none.
+        """
         chance = 1 / logits.shape[-1]
         known = F.softmax(logits.detach(), dim=-1).gather(-1, labels[:, None]).squeeze(-1)
         return masked_cross_entropy(logits, labels, known <= self.released * (1 - chance) + chance)
 
     def label(self, logits: Tensor, x_weak: Tensor) -> PseudoLabels:
         """Sharpened probabilities ``(batch, classes)``, with the mask of the unsharpened ones."""
-        return pseudo_label(logits, self.threshold)._replace(labels=F.softmax(logits / self.temperature, dim=-1))
+        return pseudo_label(logits, self.threshold)._replace(
+            labels=F.softmax(logits / self.temperature, dim=-1)
+        )
 
     def unlabeled_loss(self, logits: Tensor, pseudo: PseudoLabels) -> Tensor:
         """``sum(mask KL(label || strong)) / batch``."""

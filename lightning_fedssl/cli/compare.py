@@ -24,16 +24,19 @@ from lightning_fedssl.comparison.suite import TAKEN, Suite, SuiteEntry
 from lightning_fedssl.data.datamodule import FederatedDataModule
 
 DESCRIPTION = """\
-Runs every configuration of a suite with every seed, on identical partitions and initial weights; writes CSV files, a
-report and plots. SUITE is a file, or the name of a suite of the package. A run that has finished is not repeated, until
-its configuration, seed, partition, initial weights or the version of this package (in a checkout its commit) change.
-Options of trainer, model and data, as fit takes them, win over the suite in every run:
+Runs every configuration of a suite with every seed, on identical partitions and initial weights;
+writes CSV files, a report and plots. SUITE is a file, or the name of a suite of the package. A run
+that has finished is not repeated, until its configuration, seed, partition, initial weights or the
+version of this package (in a checkout its commit) change. Options of trainer, model and data, as
+fit takes them, win over the suite in every run:
 
   lightning-fedssl compare digits.yaml --seeds [0] --trainer.max_rounds 2 --output /tmp/quick
 """
 
 
-def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] = FederatedDataModule) -> int:
+def main(
+    arguments: Sequence[str], datamodule_class: type[FederatedDataModule] = FederatedDataModule
+) -> int:
     """Run ``compare``.
 
     Args:
@@ -49,14 +52,19 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] =
     """
     own, passed_on = split_options(arguments)
     if not own or (own[0].startswith("-") and own[0] not in ("-h", "--help")):
-        raise ValueError("no suite is given: lightning-fedssl compare digits.yaml, or a file of your own, comes first")
+        raise ValueError(
+            "no suite is given: lightning-fedssl compare digits.yaml, or a file of your own, "
+            "comes first"
+        )
     name = own[0]
     try:
         suite, options = read_suite(own)
         if unknown := set(options.only or ()) - {entry.label for entry in suite.entries}:
             raise ValueError(f"--only: the suite has no entry {min(unknown)!r}")
         if any(option.startswith("--trainer.default_root_dir") for option in passed_on):
-            raise ValueError(f"--trainer.default_root_dir: give {TAKEN['trainer.default_root_dir']}")
+            raise ValueError(
+                f"--trainer.default_root_dir: give {TAKEN['trainer.default_root_dir']}"
+            )
         folder = Path(options.output or f"runs/compare/{slug(Path(name).stem)}")
         reader = partial(resolve, options=passed_on, datamodule_class=datamodule_class)
         print(f"reading the configurations of {len(suite.entries)} entries", flush=True)
@@ -65,10 +73,25 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] =
         raise ValueError(f"{name}: {error}") from error
     command_line = shlex.join(["lightning-fedssl", "compare", *arguments])
     own_script = datamodule_class is not FederatedDataModule
-    command = [sys.executable, *([os.path.abspath(sys.argv[0])] if own_script else ["-m", "lightning_fedssl"])]
-    trains = partial(submit, folder=folder, parameters=options.slurm) if options.launcher == "slurm" else train
+    command = [
+        sys.executable,
+        *([os.path.abspath(sys.argv[0])] if own_script else ["-m", "lightning_fedssl"]),
+    ]
+    trains = (
+        partial(submit, folder=folder, parameters=options.slurm)
+        if options.launcher == "slurm"
+        else train
+    )
     return compare(
-        suite, runs, folder, max(1, options.jobs), command, command_line, options.only, options.force, trains
+        suite,
+        runs,
+        folder,
+        max(1, options.jobs),
+        command,
+        command_line,
+        options.only,
+        options.force,
+        trains,
     )
 
 
@@ -78,11 +101,24 @@ def parser() -> Parser:
     made.usage = "lightning-fedssl compare SUITE [--jobs N] [--KEY VALUE]..."
     made.add_argument("--suite", action=ConfigFile, help=argparse.SUPPRESS)
     made.add_argument("--jobs", type=int, default=1, help="Runs trained at once, one thread each.")
-    made.add_argument("--launcher", type=Literal["local", "slurm"], default="local", help="Where runs are trained.")
-    made.add_argument("--slurm", type=dict[str, Any], default={}, help="Parameters of submitit for slurm.")
-    made.add_argument("--output", type=str | None, help="Output folder; default runs/compare/<suite>.")
+    made.add_argument(
+        "--launcher",
+        type=Literal["local", "slurm"],
+        default="local",
+        help="Where runs are trained.",
+    )
+    made.add_argument(
+        "--slurm", type=dict[str, Any], default={}, help="Parameters of submitit for slurm."
+    )
+    made.add_argument(
+        "--output", type=str | None, help="Output folder; default runs/compare/<suite>."
+    )
     made.add_argument("--force", action="store_true", help="Train again what has finished.")
-    made.add_argument("--only", type=list[str] | None, help="Train only entries of these labels; [] trains nothing.")
+    made.add_argument(
+        "--only",
+        type=list[str] | None,
+        help="Train only entries of these labels; [] trains nothing.",
+    )
     made.add_class_arguments(Suite, None, fail_untyped=False)
     return made
 
@@ -143,6 +179,7 @@ def resolve(
     for key, needed in (("logger", True), ("fast_dev_run", False)):
         if config["trainer"].get(key) not in (None, needed):
             raise ValueError(
-                f"{entry.label}: trainer.{key}: the tables need the metrics.csv of whole runs; leave it out"
+                f"{entry.label}: trainer.{key}: the tables need the metrics.csv of whole runs; "
+                "leave it out"
             )
     return Resolved(text, config, cli.model, cli.datamodule)

@@ -9,7 +9,8 @@ from pathlib import Path
 import lightning_fedssl
 
 CONFIGS = Path(lightning_fedssl.__file__).parent / "configs"
-"""The folder of the configurations that come with the package; its folder ``suites`` has the suites."""
+"""The folder of the configurations that come with the package; its folder ``suites`` has the
+suites."""
 
 
 def find_config(name: str, folder: Path = CONFIGS) -> Path:
@@ -26,7 +27,11 @@ def find_config(name: str, folder: Path = CONFIGS) -> Path:
         if os.path.isfile(path):  # Path.is_file raises where a name is too long
             return path
     close = difflib.get_close_matches(name, package_files(folder), n=1, cutoff=0.8)
-    known = f"did you mean {close[0]}?" if close else "lightning-fedssl configs and suites list those of the package"
+    known = (
+        f"did you mean {close[0]}?"
+        if close
+        else "lightning-fedssl configs and suites list those of the package"
+    )
     raise TypeError(f"there is no such file; {known}")
 
 

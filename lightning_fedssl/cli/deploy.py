@@ -1,4 +1,6 @@
-"""The ``deploy`` command: writes a Flower app that trains a configuration on machines of their own."""
+"""The ``deploy`` command: writes a Flower app that trains a configuration on
+machines of their own.
+"""
 
 from __future__ import annotations
 
@@ -30,26 +32,35 @@ if TYPE_CHECKING:
     from lightning_fedssl.deployment.server import Parts
 
 DESCRIPTION = """\
-init writes a Flower app into a new folder: the configuration with every default filled in, a ServerApp, a ClientApp and
-the pyproject.toml that Flower reads. Then Flower's own commands start the server and the nodes; docs/deployment.md
-shows them. The options are those of fit.
+init writes a Flower app into a new folder: the configuration with every default filled in, a
+ServerApp, a ClientApp and the pyproject.toml that Flower reads. Then Flower's own commands start
+the server and the nodes; docs/deployment.md shows them. The options are those of fit.
 
-With --own_data every node has data of its own, which are nowhere else, and data.dataset is what the server has: its
-labelled and its test images. Without, every node loads the data set and uses its client's part of the partition.
+With --own_data every node has data of its own, which are nowhere else, and data.dataset is what
+the server has: its labelled and its test images. Without, every node loads the data set and uses
+its client's part of the partition.
 
-  lightning-fedssl deploy init my_app --config semifl_digits.yaml --data.num_clients 3 --trainer.clients_per_round 3
+  lightning-fedssl deploy init my_app --config semifl_digits.yaml --data.num_clients 3 \\
+      --trainer.clients_per_round 3
 
-demo trains SemiFL on the handwritten digits with a server and three nodes, as processes of this machine with TLS.
+demo trains SemiFL on the handwritten digits with a server and three nodes, as processes of this
+machine with TLS.
 """
 
 DEMO = (
-    "--config=semifl_digits.yaml", "--data.num_clients=3", "--trainer.clients_per_round=3", "--trainer.max_rounds=3",
-    "--trainer.callbacks=[]", "--model.server_epochs=20", "--model.client_epochs=2",
-)  # fmt: skip
+    "--config=semifl_digits.yaml",
+    "--data.num_clients=3",
+    "--trainer.clients_per_round=3",
+    "--trainer.max_rounds=3",
+    "--trainer.callbacks=[]",
+    "--model.server_epochs=20",
+    "--model.client_epochs=2",
+)
 """The options of the demonstration: few rounds, as each message costs the start of a process."""
 
 _APP, _SPEC, _PARTITION = "fedssl_app", "data.json", "partition.json"
-"""The package of an app; in it what a node must know before it reads its own data, and the file of a partition."""
+"""The package of an app; in it what a node must know before it reads its own data, and the file of
+a partition."""
 
 _PYPROJECT = """\
 [build-system]
@@ -79,7 +90,8 @@ wait-for-clients = 0    # clients that must be connected before the first round;
 min-clients = 1         # clients that must be connected before a later round, and must answer in it
 round-deadline = 600    # seconds that clients have for an answer; after that they miss the round
 connect-timeout = 3600  # seconds that the server waits for clients before it gives up
-bind-clients = false    # true where nodes have keys: a client belongs to the first node that names it, for all the run
+# bind-clients: true where nodes have keys; a client belongs to the first node that names it
+bind-clients = false
 resume = true           # resume the last checkpoint if that run has rounds left
 """
 
@@ -108,14 +120,19 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("action", choices=["init", "demo"], help="See above.")
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="The folder to write; it is made.")
+    parser.add_argument(
+        "folder", metavar="FOLDER", type=Path, help="The folder to write; it is made."
+    )
     parser.add_argument("--own_data", action="store_true", help="Every node has data of its own.")
     options, of_fit = parser.parse_known_args(list(arguments))
     if options.action == "demo":
         return run_demo(options.folder)
     write_app(options.folder, of_fit, options.own_data)
     app = shlex.quote(str(options.folder))
-    print(f"written: {app}\nnext: flwr run {app} SUPERLINK --stream (docs/deployment.md has all the commands)")
+    print(
+        f"written: {app}\nnext: flwr run {app} SUPERLINK --stream (docs/deployment.md has all the "
+        "commands)"
+    )
     return 0
 
 
@@ -135,7 +152,9 @@ def run_demo(folder: Path) -> int:
         federation.start_server()
         for client in range(3):
             federation.start_node(f"node-{client}", f"client={client}")
-        run = federation.start("run", "flwr", "run", str(folder.resolve() / "app"), "local", "--stream")
+        run = federation.start(
+            "run", "flwr", "run", str(folder.resolve() / "app"), "local", "--stream"
+        )
         with federation.log("run").open(encoding="utf-8", errors="replace") as log:
             while run.poll() is None:
                 sys.stdout.write(log.read())
@@ -169,7 +188,9 @@ def write_app(folder: Path, options: Sequence[str], own_data: bool = False) -> N
     method, app = type(cli.model).__name__, folder / _APP
     app.mkdir(parents=True)
     for path, text in {
-        folder / "pyproject.toml": _PYPROJECT.format(name=name, method=method, version=__version__, app=_APP),
+        folder / "pyproject.toml": _PYPROJECT.format(
+            name=name, method=method, version=__version__, app=_APP
+        ),
         app / "__init__.py": f'"""A Flower app of lightning-fedssl {__version__}."""\n',
         app / "server_app.py": _MODULE.format(side="Server", function="server_app"),
         app / "client_app.py": _MODULE.format(side="Client", function="client_app"),
@@ -222,8 +243,8 @@ def make_node(config: Path, node_config: Mapping[str, Any], run_config: Mapping[
 
     Args:
         config: The app's configuration.
-        node_config: Flower's node configuration: ``client``, ``data`` with data of its own, ``data-root`` without,
-            ``state-dir`` and ``send-scalars``.
+        node_config: Flower's node configuration: ``client``, ``data`` with data of its own,
+            ``data-root`` without, ``state-dir`` and ``send-scalars``.
         run_config: Flower's run configuration.
 
     Raises:
@@ -235,31 +256,51 @@ def make_node(config: Path, node_config: Mapping[str, Any], run_config: Mapping[
     root = [f"--data.root={node_config['data-root']}"] if "data-root" in node_config else []
     # A source by class would read the server's file.
     more = [*root, "--data.dataset=described"] if spec.is_file() else root
-    cli = _read_app(config, run_config, module_of_spec(spec) if spec.is_file() else FederatedDataModule, more)
+    cli = _read_app(
+        config, run_config, module_of_spec(spec) if spec.is_file() else FederatedDataModule, more
+    )
     data, client = cli.datamodule, int(node_config.get("client", -1))
     if not 0 <= client < data.num_clients or (spec.is_file() and "data" not in node_config):
         raise ValueError(
-            f"the node's configuration is {dict(node_config)}: give --node-config 'client=0' with a number below "
-            f'{data.num_clients} to flower-supernode, and in an app with --own_data also data="FOLDER"'
+            f"the node's configuration is {dict(node_config)}: give --node-config 'client=0' with "
+            "a number below "
+            f"{data.num_clients} to flower-supernode, and in an app with --own_data also "
+            'data="FOLDER"'
         )
     if not spec.is_file():
         data.prepare_data()
         data.setup()
-    own = OwnData(data, Path(node_config["data"]), client, cli.model) if spec.is_file() else PartOfDataSet(data, client)
+    own = (
+        OwnData(data, Path(node_config["data"]), client, cli.model)
+        if spec.is_file()
+        else PartOfDataSet(data, client)
+    )
     folder = Path(str(node_config.get("state-dir", "fedssl-state")))
-    return Node(cli.trainer, cli.model, data, own, folder, bool(node_config.get("send-scalars", True)))  # type: ignore[arg-type]
+    send_scalars = bool(node_config.get("send-scalars", True))
+    return Node(cli.trainer, cli.model, data, own, folder, send_scalars)  # type: ignore[arg-type]
 
 
 def _read_app(
-    config: Path, run_config: Mapping[str, Any], datamodule_class: type[FederatedDataModule], more: Sequence[str] = ()
+    config: Path,
+    run_config: Mapping[str, Any],
+    datamodule_class: type[FederatedDataModule],
+    more: Sequence[str] = (),
 ) -> FederatedCLI:
     show_log()
     copy = config.with_name(_PARTITION)
     partition = [f"--data.partition.path={copy}"] if copy.is_file() else []
-    options = ["--config", str(config), *partition, *shlex.split(str(run_config.get("options", ""))), *more]
+    options = [
+        "--config",
+        str(config),
+        *partition,
+        *shlex.split(str(run_config.get("options", ""))),
+        *more,
+    ]
     return _read(options, datamodule_class)
 
 
-def _read(options: Sequence[str], datamodule_class: type[FederatedDataModule] = FederatedDataModule) -> FederatedCLI:
+def _read(
+    options: Sequence[str], datamodule_class: type[FederatedDataModule] = FederatedDataModule
+) -> FederatedCLI:
     with quiet():
         return FederatedCLI(args=list(options), run=False, datamodule_class=datamodule_class)

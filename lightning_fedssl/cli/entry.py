@@ -1,4 +1,6 @@
-"""The entry point of the command line: runs a command, and prints errors that the user can fix in one line."""
+"""The entry point of the command line: runs a command, and prints errors that the user can fix in
+one line.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,13 @@ READS_CHECKPOINTS = ("validate", "test", "predict")
 _USER_ERRORS = (ValueError, ModuleNotFoundError, MisconfigurationException)
 
 
-def main(args: Sequence[str] | None = None, datamodule_class: type[FederatedDataModule] | None = None) -> int:
+def main(
+    args: Sequence[str] | None = None, datamodule_class: type[FederatedDataModule] | None = None
+) -> int:
     """Run the command line.
 
-    For a data module of your own, put two lines into a script and call it as you would call ``lightning-fedssl``::
+    For a data module of your own, put two lines into a script and call it as you would call
+    ``lightning-fedssl``::
 
         from lightning_fedssl.cli import main
         main(datamodule_class=MyData)
@@ -38,14 +43,18 @@ def main(args: Sequence[str] | None = None, datamodule_class: type[FederatedData
         datamodule_class: See :class:`FederatedCLI`; :class:`FederatedDataModule` if left out.
 
     Returns:
-        The exit code: 0, 2 after an error that the user can fix, which is printed in one line, or 130 after Ctrl-C.
+        The exit code: 0, 2 after an error that the user can fix, which is printed in one line, or
+            130 after Ctrl-C.
         ``FEDSSL_TRACEBACK=1`` prints the traceback of the error.
 
     Raises:
-        SystemExit: With code 2 if the arguments are wrong, with 0 after ``--help`` or ``--print_config``.
+        SystemExit: With code 2 if the arguments are wrong, with 0 after ``--help`` or
+            ``--print_config``.
     """
     show_log()
-    if os.getcwd() not in sys.path:  # python -m searches this folder for the user's classes, a console script does not
+    if (
+        os.getcwd() not in sys.path
+    ):  # python -m searches this folder for the user's classes, a console script does not
         sys.path.append(os.getcwd())
     try:
         return _run(list(sys.argv[1:] if args is None else args), args is None, datamodule_class)
@@ -61,13 +70,18 @@ def main(args: Sequence[str] | None = None, datamodule_class: type[FederatedData
     return code
 
 
-def _run(arguments: list[str], own: bool, datamodule_class: type[FederatedDataModule] | None) -> int:
+def _run(
+    arguments: list[str], own: bool, datamodule_class: type[FederatedDataModule] | None
+) -> int:
     """Run a command; ``own`` says that the arguments are those of the process."""
     command = arguments[0] if arguments else "--help"
     known = [*COMMANDS, *SCRIPTS, *listing.COMMANDS]
     if command not in known and not command.startswith("-"):
         close = difflib.get_close_matches(command, known, n=1)
-        raise ValueError(f"there is no command {command}; did you mean {close[0] if close else ', '.join(known)}?")
+        raise ValueError(
+            f"there is no command {command}; did you mean "
+            f"{close[0] if close else ', '.join(known)}?"
+        )
     if command in listing.COMMANDS:
         sys.stdout.write(listing.show(command))
         return 0
@@ -76,7 +90,11 @@ def _run(arguments: list[str], own: bool, datamodule_class: type[FederatedDataMo
     given: dict[str, Any] = {"datamodule_class": datamodule_class} if datamodule_class else {}
     if command in SCRIPTS:
         script = import_module(f"lightning_fedssl.cli.{command}")
-        return int(script.main(arguments[1:], **(given if command in ("compare", "partition", "privacy") else {})))
+        return int(
+            script.main(
+                arguments[1:], **(given if command in ("compare", "partition", "privacy") else {})
+            )
+        )
     if arguments == ["fit"]:
         arguments, own = ["fit", "--config", "semifl_digits.yaml"], False
     if not own:  # Lightning would advise against arguments that are not those of the process
@@ -86,7 +104,9 @@ def _run(arguments: list[str], own: bool, datamodule_class: type[FederatedDataMo
 
 
 def _config_of_run(arguments: list[str]) -> Path | None:
-    """The configuration in the run folder of a checkpoint file, where the command names no configuration."""
+    """The configuration in the run folder of a checkpoint file, where the command names no
+    configuration.
+    """
     words = [word for argument in arguments for word in argument.split("=", 1)]
     if {"--config", "-c"} & {*words} or "--ckpt_path" not in words[:-1]:
         return None
@@ -96,10 +116,15 @@ def _config_of_run(arguments: list[str]) -> Path | None:
 
 
 def _message(error: BaseException) -> str | None:
-    """The message of an error of the machine, or of one that this package or Lightning raised; None for a bug."""
+    """The message of an error of the machine, or of one that this package or Lightning raised.
+
+    None for a bug.
+    """
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__)]
+    modules = [
+        str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__)
+    ]
     raised_here = modules and modules[-1].partition(".")[0] in ("lightning_fedssl", "lightning")
     return str(error) if isinstance(error, (*_USER_ERRORS, OSError)) and raised_here else None
 

@@ -1,4 +1,6 @@
-"""Configurations from Python: the trainer, the method and the data that ``fit`` would make of them."""
+"""Configurations from Python: the trainer,
+the method and the data that ``fit`` would make of them.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +36,19 @@ class Experiment(NamedTuple):
 
     @classmethod
     def from_config(
-        cls, *configurations: Configuration, datamodule_class: type[FederatedDataModule] = FederatedDataModule
+        cls,
+        *configurations: Configuration,
+        datamodule_class: type[FederatedDataModule] = FederatedDataModule,
     ) -> Experiment:
         """Build the objects of a configuration, as ``fit`` does with ``--config`` and options.
 
         For example::
 
-            trainer, model, data = Experiment.from_config("semifl_digits.yaml", {"trainer.max_rounds": 5})
-            trainer.fit(model, data)
+            trainer, model, data = Experiment.from_config("semifl_digits.yaml",
+            {"trainer.max_rounds": 5}) trainer.fit(model, data)
 
-        Random numbers are seeded with ``seed_everything``, which is 0 where no configuration sets it.
+        Random numbers are seeded with ``seed_everything``, which is 0 where no configuration sets
+        it.
 
         Args:
             configurations: Files and mappings of keys in order; later ones override earlier ones.
@@ -68,12 +73,15 @@ def read_configurations(
         configurations: Files and mappings of keys in order; later ones override earlier ones.
         options: Options of the command line, applied last.
         datamodule_class: A data module of your own.
-        command: The command in the names of environment variables: ``FEDSSL_COMPARE__TRAINER__MAX_ROUNDS``.
+        command: The command in the names of environment variables:
+            ``FEDSSL_COMPARE__TRAINER__MAX_ROUNDS``.
 
     Raises:
         ValueError: If a configuration or an option is wrong.
     """
-    files = [f"--config={file}" for configuration in configurations for file in _files(configuration)]
+    files = [
+        f"--config={file}" for configuration in configurations for file in _files(configuration)
+    ]
     settings = {"exit_on_error": False, "env_prefix": f"FEDSSL_{command.upper()}_"}
     try:
         with quiet():
@@ -83,7 +91,9 @@ def read_configurations(
 
 
 def _files(configuration: Configuration) -> Iterator[str]:
-    """A file as it is; a mapping in JSON, one key after another, since a key with dots may change an earlier one."""
+    """A file as it is; a mapping in JSON, one key after another, since a key with dots may change
+    an earlier one.
+    """
     if isinstance(configuration, Mapping):
         for key, value in configuration.items():
             yield json.dumps({key: value}, default=_as_json)
@@ -92,7 +102,9 @@ def _files(configuration: Configuration) -> Iterator[str]:
 
 
 def _as_json(value: Any) -> Any:
-    """A value as JSON can hold it: paths as text, scalars of NumPy as numbers, classes by their import paths."""
+    """A value as JSON can hold it: paths as text, scalars of NumPy as numbers, classes by their
+    import paths.
+    """
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, np.generic):
@@ -100,6 +112,7 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
     raise ValueError(
-        f"a configuration cannot hold an object of type {type(value).__name__}: give a number, a text, or a class by "
+        f"a configuration cannot hold an object of type {type(value).__name__}: give a number, a "
+        "text, or a class by "
         "its import path, with its arguments as init_args"
     )

@@ -1,4 +1,6 @@
-"""The ``export`` command: writes the trained network of a checkpoint for programs that do not use this package."""
+"""The ``export`` command: writes the trained network of a checkpoint for programs that do not use
+this package.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,16 @@ from lightning_fedssl.export.description import dtype_of
 from lightning_fedssl.storage import checkpoint_file
 
 DESCRIPTION = """\
-Writes the trained network of a checkpoint; no data are needed. Export only a checkpoint that you trust: it names the
-class of the network, and that class is imported.
+Writes the trained network of a checkpoint; no data are needed. Export only a checkpoint that you
+trust: it names the class of the network, and that class is imported.
 
-  lightning-fedssl export --config semifl_digits.yaml --ckpt_path best --format hub --output my_model
+  lightning-fedssl export --config semifl_digits.yaml --ckpt_path best --format hub \\
+      --output my_model
 """
 
 FORMAT = """\
-safetensors: weights and model.json. torch_export: model.pt2, which needs PyTorch alone. onnx: model.onnx. hub: a folder
-for a model hub, with a model card."""
+safetensors: weights and model.json. torch_export: model.pt2, which needs PyTorch alone. onnx:
+model.onnx. hub: a folder for a model hub, with a model card."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,7 +49,10 @@ def main(arguments: Sequence[str]) -> int:
     checkpoint = chosen if options.ckpt_path is None and chosen.is_file() else checkpoint
     network, description = network_of(checkpoint)
     folder = Path(options.output or checkpoint.parent.parent / "export")
-    print(f"read: {checkpoint}, {description['algorithm'].rpartition('.')[2]}, round {description['rounds']}")
+    print(
+        f"read: {checkpoint}, {description['algorithm'].rpartition('.')[2]}, round "
+        f"{description['rounds']}"
+    )
     for path in export(network, description, folder, options.format):
         print(f"written: {path}")
     trained, written = description.get("trained_dtype"), dtype_of(network)
@@ -56,9 +62,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class MergedFile(ConfigFile):
-    """``--config`` of ``export``: keys of ``trainer`` that the file does not name stay, as in ``fit``."""
+    """``--config`` of ``export``: keys of ``trainer`` that the file does not name stay, as in
+    ``fit``.
+    """
 
-    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: Any, cfg: Any, values: Any, option_string: str | None = None
+    ) -> None:
         """Merge the file into the configuration; jsonargparse replaces a whole mapping."""
         before = cfg.get("trainer") or {}
         super().__call__(parser, cfg, values, option_string)
@@ -68,18 +78,37 @@ class MergedFile(ConfigFile):
 def parser() -> Parser:
     """The parser: which checkpoint, which format, and where to write."""
     made = Parser.of_command("export", DESCRIPTION)
-    made.add_argument("-c", "--config", action=MergedFile, help="A file with these keys, or a configuration of fit.")
+    made.add_argument(
+        "-c",
+        "--config",
+        action=MergedFile,
+        help="A file with these keys, or a configuration of fit.",
+    )
     made.add_argument(
         "--ckpt_path",
         type=str | None,
         default=None,
-        help="A checkpoint, or best or last of the newest run; left out: its chosen.ckpt (LabelsAlone), else best.",
+        help="A checkpoint, or best or last of the newest run; left out: its chosen.ckpt "
+        "(LabelsAlone), else best.",
     )
     made.add_argument(
-        "--format", type=Literal["safetensors", "torch_export", "onnx", "hub"], default="safetensors", help=FORMAT
+        "--format",
+        type=Literal["safetensors", "torch_export", "onnx", "hub"],
+        default="safetensors",
+        help=FORMAT,
     )
-    made.add_argument("--output", type=str | None, default=None, help="Output folder; default: export/ in the run.")
-    made.add_argument("--default_root_dir", type=str | None, default=None, help="Folder to search for best and last.")
+    made.add_argument(
+        "--output",
+        type=str | None,
+        default=None,
+        help="Output folder; default: export/ in the run.",
+    )
+    made.add_argument(
+        "--default_root_dir",
+        type=str | None,
+        default=None,
+        help="Folder to search for best and last.",
+    )
     made.add_argument("--trainer", type=dict[str, Any] | None, default=None, help=argparse.SUPPRESS)
     for unread in ("seed_everything", "model", "data"):
         made.add_argument(f"--{unread}", type=Any, default=None, help=argparse.SUPPRESS)

@@ -9,7 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import (
+    ArgsType,
+    LightningArgumentParser,
+    LightningCLI,
+    SaveConfigCallback,
+)
 
 import lightning_fedssl
 from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -25,8 +30,10 @@ COMMANDS = ("fit", "validate", "test", "predict")
 SCRIPTS = {
     "compare": "run many configurations over seeds on the same partitions; tables and plots",
     "partition": "draw the partition of the images, and show it, without training",
-    "privacy": "print what clients send, whether differential privacy covers it, and what epsilon costs",
-    "export": "write a checkpoint's network as safetensors, torch.export, ONNX or a folder for a model hub",
+    "privacy": "print what clients send, whether differential privacy covers it, and what epsilon "
+    "costs",
+    "export": "write a checkpoint's network as safetensors, torch.export, ONNX or a folder for a "
+    "model hub",
     "deploy": "write a Flower app that trains a configuration on machines of their own",
     "new": "write a method of your own to start from, with a configuration and tests",
 }
@@ -35,8 +42,8 @@ SCRIPTS = {
 _EPILOG = f"""\
 Further commands: {"; ".join(f"{name}: {about}" for name, about in SCRIPTS.items())}.
 Lists of what the package has: {", ".join(listing.COMMANDS)}.
-Files and options are applied in their order. Each key can also come from the environment, with the lowest precedence:
-FEDSSL_FIT__TRAINER__MAX_ROUNDS is --trainer.max_rounds of fit.
+Files and options are applied in their order. Each key can also come from the environment, with the
+lowest precedence: FEDSSL_FIT__TRAINER__MAX_ROUNDS is --trainer.max_rounds of fit.
 """
 
 
@@ -44,7 +51,9 @@ class SaveConfig(SaveConfigCallback):
     """Writes the resolved configuration into the run folder, if there is one."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Write ``config.yaml``; it names no checkpoint, since a resumed run equals one without interruption."""
+        """Write ``config.yaml``; it names no checkpoint, since a resumed run equals one without
+        interruption.
+        """
         if trainer.log_dir is not None:
             self.config = self.config.clone()
             self.config.pop("ckpt_path", None)
@@ -52,13 +61,15 @@ class SaveConfig(SaveConfigCallback):
 
 
 class FederatedCLI(LightningCLI):
-    """``lightning-fedssl``: a command, and the trainer, algorithm and data that it needs, from files and options.
+    """``lightning-fedssl``: a command, and the trainer, algorithm and data that it needs, from
+    files and options.
 
     Args:
         args: The arguments after the program's name; those of the process if left out.
-        run: Whether to run the command; False takes no command and leaves ``trainer``, ``model`` and ``datamodule``.
-        datamodule_class: A data module of your own, derived from :class:`FederatedDataModule`; its arguments are the
-            keys of ``data``.
+        run: Whether to run the command; False takes no command and leaves ``trainer``, ``model``
+            and ``datamodule``.
+        datamodule_class: A data module of your own, derived from :class:`FederatedDataModule`; its
+            arguments are the keys of ``data``.
         parser_kwargs: Arguments of the parser, such as ``exit_on_error``.
     """
 
@@ -90,10 +101,13 @@ class FederatedCLI(LightningCLI):
         return {command: {"model", "datamodule"} for command in COMMANDS}
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """A parser for the program or one command. Abbreviations are off, because a typo could set another key."""
+        """A parser for the program or one command. Abbreviations are off, because a typo could set
+        another key.
+        """
         settings: dict[str, Any] = {
             "prog": "lightning-fedssl",
-            "description": "Federated semi-supervised learning: a server and many clients with few labels.",
+            "description": "Federated semi-supervised learning: a server and many clients with "
+            "few labels.",
             "epilog": _EPILOG,
             "version": lightning_fedssl.__version__,
             "dump_header": [f"lightning-fedssl {lightning_fedssl.__version__}"],
@@ -102,14 +116,23 @@ class FederatedCLI(LightningCLI):
             "env_prefix": "FEDSSL",
         }
         parser = Parser(**{**settings, **kwargs})
-        parser.add_argument("-c", "--config", action=ConfigFile, help="A YAML file, or the name of one of the package.")
+        parser.add_argument(
+            "-c",
+            "--config",
+            action=ConfigFile,
+            help="A YAML file, or the name of one of the package.",
+        )
         return parser
 
     def setup_parser(self, add_subcommands: bool, *kwargs: dict[str, Any]) -> None:
-        """Set up the parser; without a command it ignores the key ``ckpt_path``, which every printed file has."""
+        """Set up the parser; without a command it ignores the key ``ckpt_path``, which every
+        printed file has.
+        """
         super().setup_parser(add_subcommands, *kwargs)
         if not add_subcommands:
-            self.parser.add_argument("--ckpt_path", type=str | None, default=None, help=argparse.SUPPRESS)
+            self.parser.add_argument(
+                "--ckpt_path", type=str | None, default=None, help=argparse.SUPPRESS
+            )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Link arguments of the algorithm to the data, so that they need not be given twice."""
@@ -122,10 +145,13 @@ class FederatedCLI(LightningCLI):
         Raises:
             ValueError: If ``ckpt_path`` is missing.
         """
-        weights = self._get(self.config, "ckpt_path") or self._get(self.config, "model").get("init_args.init_from")
+        weights = self._get(self.config, "ckpt_path") or self._get(self.config, "model").get(
+            "init_args.init_from"
+        )
         if self.subcommand not in (None, "fit") and weights is None:
             raise ValueError(
-                f"{self.subcommand}: no checkpoint given: add --ckpt_path best (or last, or a file); without one the "
+                f"{self.subcommand}: no checkpoint given: add --ckpt_path best (or last, or a "
+                "file); without one the "
                 "weights are untrained (model.init_from takes weights from elsewhere)"
             )
 
@@ -136,18 +162,25 @@ class FederatedCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
     def _parse_ckpt_path(self) -> None:
-        """Do nothing; Lightning would override the command line with the checkpoint's hyper-parameters."""
+        """Do nothing; Lightning would override the command line with the checkpoint's
+        hyper-parameters.
+        """
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress Lightning's warnings about arguments from Python and about SLURM's srun, and its message of the seed."""
+    """Suppress Lightning's warnings about arguments from Python and about SLURM's srun, and its
+    message of the seed.
+    """
     log = logging.getLogger("lightning.fabric.utilities.seed")
     level = log.level
     log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            for text in (".*args parameter is intended to run from within Python", "The `srun` command is available"):
+            for text in (
+                ".*args parameter is intended to run from within Python",
+                "The `srun` command is available",
+            ):
                 warnings.filterwarnings("ignore", text)
             yield
     finally:

@@ -1,4 +1,6 @@
-"""The commands that list what the package contains: methods, configs, suites, datasets, partitions, availability."""
+"""The commands that list what the package contains: methods, configs, suites, datasets, partitions,
+availability.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,26 @@ def show(kind: str) -> str:
     """
     rows = rows_of(kind)
     width = max(len(name) for name, _ in rows)
-    return "\n".join([*(f"{name:{width}}  {line}".rstrip() for name, line in rows), "", COMMANDS[kind][0]]) + "\n"
+    return (
+        "\n".join(
+            [*(f"{name:{width}}  {line}".rstrip() for name, line in rows), "", COMMANDS[kind][0]]
+        )
+        + "\n"
+    )
 
 
 def _classes(base: type) -> Iterator[tuple[str, str]]:
-    """The public classes that derive from a base class, each with the first line of its docstring."""
+    """The public classes that derive from a base class,
+    each with the first line of its docstring.
+    """
     for name in lightning_fedssl.__all__:
         found = getattr(lightning_fedssl, name)
-        if isinstance(found, type) and issubclass(found, base) and found is not base and not inspect.isabstract(found):
+        if (
+            isinstance(found, type)
+            and issubclass(found, base)
+            and found is not base
+            and not inspect.isabstract(found)
+        ):
             yield name, (found.__doc__ or "").partition("\n")[0].replace("``", "")
 
 
@@ -79,13 +93,17 @@ COMMANDS: dict[str, tuple[str, Callable[[], Iterator[tuple[str, str]]]]] = {
     ),
     "configs": ("use: --config NAME; several are merged in order", _configs),
     "suites": ("use: lightning-fedssl compare NAME", _suites),
-    "datasets": ("use: --data.dataset NAME; options of a class: --data.dataset.OPTION VALUE", _datasets),
+    "datasets": (
+        "use: --data.dataset NAME; options of a class: --data.dataset.OPTION VALUE",
+        _datasets,
+    ),
     "partitions": (
         "use: --data.partition NAME; its keys: lightning-fedssl fit --data.partition.help NAME",
         lambda: _classes(Partition),
     ),
     "availability": (
-        "use: --trainer.faults.availability NAME; keys: lightning-fedssl fit --trainer.faults.availability.help NAME",
+        "use: --trainer.faults.availability NAME; keys: lightning-fedssl fit "
+        "--trainer.faults.availability.help NAME",
         lambda: _classes(Availability),
     ),
 }

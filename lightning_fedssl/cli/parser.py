@@ -1,4 +1,6 @@
-"""The parser of all commands: jsonargparse's, with configurations by name and errors in one line without the usage."""
+"""The parser of all commands: jsonargparse's, with configurations by name and errors in one line
+without the usage.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ _UNKNOWN = re.compile(r"(?:arguments: --|[Oo]ption '|path string: |choice: ')([\
 """Where jsonargparse's sentences name an option, a class or a command that does not exist."""
 
 _NOISE = re.compile(
-    r"^ *(?:- )?(?:Does not validate against |Subtypes: |Errors:|Expected a <class 'NoneType'>|Expected a path but |"
+    r"^ *(?:- )?(?:Does not validate against |Subtypes: |Errors:|Expected a <class "
+    r"'NoneType'>|Expected a path but |"
     r"Given value type: ).*\n|^\n",
     re.MULTILINE,
 )
@@ -31,12 +34,16 @@ _NOISE = re.compile(
 
 _load_yaml = get_loader("yaml")
 
-# The default of an argument of Lightning's callback Timer; jsonargparse writes configurations with this dumper.
-yaml.SafeDumper.add_representer(Interval, lambda dumper, interval: dumper.represent_str(interval.value))
+# The default of an argument of Lightning's callback Timer; jsonargparse writes configurations with
+# this dumper.
+yaml.SafeDumper.add_representer(
+    Interval, lambda dumper, interval: dumper.represent_str(interval.value)
+)
 
 
 def load_yaml(text: str) -> Any:
-    """Read YAML as jsonargparse does, and refuse a key that is given twice: YAML would take the last one silently.
+    """Read YAML as jsonargparse does, and refuse a key that is given twice: YAML would take the
+    last one silently.
 
     Args:
         text: The YAML.
@@ -64,13 +71,17 @@ set_loader("yaml", load_yaml, exceptions=(yaml.YAMLError,))
 
 
 class ConfigFile(ActionConfigFile):
-    """``--config``: a file, the name of a configuration that comes with the package, or a mapping in JSON."""
+    """``--config``: a file, the name of a configuration that comes with the package, or a mapping
+    in JSON.
+    """
 
     def find(self, name: str) -> Path:
         """The file of a path or name."""
         return find_config(name)
 
-    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: Any, cfg: Any, values: Any, option_string: str | None = None
+    ) -> None:
         """Merge the file into the configuration; the message of an error in it names the file."""
         is_mapping = str(values).startswith("{")
         parser.reading = "" if is_mapping else f"{values}: "
@@ -81,42 +92,63 @@ class ConfigFile(ActionConfigFile):
 
 
 class Parser(LightningArgumentParser):
-    """Lightning's parser, which also accepts :class:`FederatedTrainer`, with short error messages."""
+    """Lightning's parser, which also accepts :class:`FederatedTrainer`,
+    with short error messages.
+    """
 
     reading = ""
     """The configuration file that is being read."""
 
     @classmethod
     def of_command(cls, name: str, description: str) -> Parser:
-        """The parser of a command without a trainer; variables such as ``FEDSSL_NEW__FOLDER`` set its options, too.
+        """The parser of a command without a trainer.
+
+        Variables such as ``FEDSSL_NEW__FOLDER`` set its options, too.
 
         Args:
             name: The command.
             description: What its help says, with its line breaks.
         """
         return cls(
-            prog=f"lightning-fedssl {name}", description=description, allow_abbrev=False, default_env=True,
-            formatter_class=argparse.RawDescriptionHelpFormatter, env_prefix=f"FEDSSL_{name.upper()}_",
-        )  # fmt: skip
+            prog=f"lightning-fedssl {name}",
+            description=description,
+            allow_abbrev=False,
+            default_env=True,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            env_prefix=f"FEDSSL_{name.upper()}_",
+        )
 
     def add_lightning_class_args(
-        self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
+        self,
+        lightning_class: Any,
+        nested_key: str,
+        subclass_mode: bool = False,
+        required: bool = True,
     ) -> list[str]:
         """Add the arguments of a class; Lightning's own method only accepts Lightning's trainer."""
         if lightning_class is not FederatedTrainer:
-            return super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, required)
+            return super().add_lightning_class_args(
+                lightning_class, nested_key, subclass_mode, required
+            )
         added: list[str] = self.add_class_arguments(
             FederatedTrainer, nested_key, fail_untyped=False, instantiate=False, sub_configs=True
         )
         return added
 
-    def add_function_arguments(self, *args: Any, linked_targets: Any = None, **kwargs: Any) -> list[str]:
-        """Add the arguments of a function; see jsonargparse, which passes on links of a class that functions refuse."""
+    def add_function_arguments(
+        self, *args: Any, linked_targets: Any = None, **kwargs: Any
+    ) -> list[str]:
+        """Add the arguments of a function.
+
+        See jsonargparse, which passes on links of a class that functions refuse.
+        """
         added: list[str] = super().add_function_arguments(*args, **kwargs)
         return added
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print what is wrong, with the closest name that exists and long values cut, and exit with code 2."""
+        """Print what is wrong, with the closest name that exists and long values cut, and exit with
+        code 2.
+        """
         short = re.sub(r"(value: .{100}).+", r"\1...", _NOISE.sub("", message))
         text = f"{self.reading}{short}{self._suggestion(message)}"
         if not self.exit_on_error:
@@ -131,7 +163,9 @@ class Parser(LightningArgumentParser):
             return ""
         options = sorted(set(_options(self)))
         known = {name: name for name in lightning_fedssl.__all__}
-        known |= {option.rpartition(".")[2]: option for option in options} | {option: option for option in options}
+        known |= {option.rpartition(".")[2]: option for option in options} | {
+            option: option for option in options
+        }
         close = difflib.get_close_matches(unknown[1], known, n=1)
         return f"; did you mean {known[close[0]]}?" if close else ""
 
@@ -139,14 +173,18 @@ class Parser(LightningArgumentParser):
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
     """The names of a parser's options and commands, and those of the options of its commands."""
     for action in parser._actions:
-        yield from (name.removeprefix("--") for name in action.option_strings if name.startswith("--"))
+        yield from (
+            name.removeprefix("--") for name in action.option_strings if name.startswith("--")
+        )
         for name, inner in action.choices.items() if isinstance(action.choices, dict) else ():
             yield name
             yield from _options(inner)
 
 
 class ScriptParser(argparse.ArgumentParser):
-    """The parser of a command without keys: its errors are one line, as those of the other commands."""
+    """The parser of a command without keys: its errors are one line, as those of the other
+    commands.
+    """
 
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with code 2."""

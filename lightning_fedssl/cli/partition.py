@@ -19,21 +19,28 @@ from lightning_fedssl.data.partition.statistics import PartitionStatistics, heat
 from lightning_fedssl.storage.files import replace_file
 
 DESCRIPTION = """\
-Draws the partition that fit would train on, and prints what every client holds: images, classes, labels, class skew.
-Nothing is trained; the keys of trainer and model in a configuration are not read.
+Draws the partition that fit would train on, and prints what every client holds: images, classes,
+labels, class skew. Nothing is trained; the keys of trainer and model in a configuration are not
+read.
 
   lightning-fedssl partition --config semifl_digits.yaml
-  lightning-fedssl partition --data.num_clients 50 --data.partition Dirichlet --data.partition.alpha 0.1
-  lightning-fedssl partition --config fedrgd_digits.yaml --output p     partition.json, clients.csv and partition.png
+  lightning-fedssl partition --data.num_clients 50 --data.partition Dirichlet \\
+      --data.partition.alpha 0.1
+  lightning-fedssl partition --config fedrgd_digits.yaml --output p
+      partition.json, clients.csv and partition.png
 
-A saved partition.json can be used again: --data.partition FromFile --data.partition.path p/partition.json
+A saved partition.json can be used again:
+  --data.partition FromFile --data.partition.path p/partition.json
 """
 
 MOST_CLASSES = 20
-"""The largest number of class columns; with more classes, one column names a client's largest classes."""
+"""The largest number of class columns; with more classes, one column names a client's largest
+classes."""
 
 
-def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] = FederatedDataModule) -> int:
+def main(
+    arguments: Sequence[str], datamodule_class: type[FederatedDataModule] = FederatedDataModule
+) -> int:
     """Run ``partition``.
 
     Args:
@@ -65,12 +72,22 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] =
 def parser(datamodule_class: type[FederatedDataModule]) -> Parser:
     """The parser: the keys of data, and where to write."""
     made = Parser.of_command("partition", DESCRIPTION)
-    made.add_argument("-c", "--config", action=ConfigFile, help="A configuration, as for fit; the last wins.")
+    made.add_argument(
+        "-c", "--config", action=ConfigFile, help="A configuration, as for fit; the last wins."
+    )
     made.add_argument("--seed_everything", type=int, default=0, help="The seed.")
     made.add_argument(
-        "--output", type=str | None, default=None, help="Folder for partition.json, clients.csv and the plot."
+        "--output",
+        type=str | None,
+        default=None,
+        help="Folder for partition.json, clients.csv and the plot.",
     )
-    made.add_argument("--clients", type=int, default=20, help="The largest number of clients in the printed table.")
+    made.add_argument(
+        "--clients",
+        type=int,
+        default=20,
+        help="The largest number of clients in the printed table.",
+    )
     for unread in ("trainer", "model", "ckpt_path"):
         made.add_argument(f"--{unread}", type=Any, default=None, help=argparse.SUPPRESS)
     made.add_class_arguments(datamodule_class, "data", fail_untyped=False, sub_configs=True)
@@ -80,16 +97,21 @@ def parser(datamodule_class: type[FederatedDataModule]) -> Parser:
 def _asked_for(data: FederatedDataModule) -> str:
     """The settings of the partition in one line."""
     rule = data.partition
-    settings = ", ".join(f"{name}={value}" for name, value in vars(rule).items() if not name.startswith("_"))
+    settings = ", ".join(
+        f"{name}={value}" for name, value in vars(rule).items() if not name.startswith("_")
+    )
     name = data.spec.name if data.source is None else type(data.source).__name__
-    return f"{name}, {data.num_labels} labels at the {data.label_location}, {type(rule).__name__}({settings})"
+    return (
+        f"{name}, {data.num_labels} labels at the {data.label_location}, "
+        f"{type(rule).__name__}({settings})"
+    )
 
 
 def client_table(statistics: PartitionStatistics, most: int) -> list[str]:
     """A line for the server and for each client: its images, labels, classes, and counts per class.
 
-    A count is ``labelled+unlabelled`` where the party holds labelled images, else the number of unlabelled ones. Where
-    the class of some images is not known, a last column counts these.
+    A count is ``labelled+unlabelled`` where the party holds labelled images, else the number of
+    unlabelled ones. Where the class of some images is not known, a last column counts these.
 
     Args:
         statistics: Of the partition.
@@ -109,19 +131,33 @@ def client_table(statistics: PartitionStatistics, most: int) -> list[str]:
     rows = [head]
     if int(statistics.server_class_counts.sum()):
         none = [0] if unknown else []
-        rows.append(_row("server", statistics.server_class_counts, statistics.server_class_counts, none, names))
+        rows.append(
+            _row(
+                "server",
+                statistics.server_class_counts,
+                statistics.server_class_counts,
+                none,
+                names,
+            )
+        )
     shown = min(max(most, 0), len(statistics.sizes))
     for client in range(shown):
         counts, labeled = statistics.class_counts[client], statistics.labeled_class_counts[client]
         name = statistics.client_names[client] if statistics.client_names else f"client {client}"
         rows.append(_row(name, counts, labeled, unknown[client : client + 1], names))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+    ]
     hidden = len(statistics.sizes) - shown
-    return lines + ([f"not shown: {hidden} more; --clients {len(statistics.sizes)} shows all"] if hidden else [])
+    return lines + (
+        [f"not shown: {hidden} more; --clients {len(statistics.sizes)} shows all"] if hidden else []
+    )
 
 
-def _row(name: str, counts: Tensor, labeled: Tensor, unknown: list[int], names: Sequence[str]) -> list[str]:
+def _row(
+    name: str, counts: Tensor, labeled: Tensor, unknown: list[int], names: Sequence[str]
+) -> list[str]:
     held, known = counts.tolist(), labeled.tolist()
     cells = [f"{k}+{n - k}" if sum(known) else str(n) for n, k in zip(held, known, strict=True)]
     if len(cells) > MOST_CLASSES:
@@ -143,13 +179,20 @@ def _write(data: FederatedDataModule, folder: Path) -> Iterator[Path]:
 
 
 def _write_csv(path: Path, statistics: PartitionStatistics) -> None:
-    """A row per client: its labelled and unlabelled images of each class, and those of unknown class, if any."""
+    """A row per client: its labelled and unlabelled images of each class, and those of unknown
+    class, if any.
+    """
     classes = range(statistics.class_counts.shape[1])
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    counts = [statistics.labeled_class_counts, statistics.class_counts - statistics.labeled_class_counts]
+    counts = [
+        statistics.labeled_class_counts,
+        statistics.class_counts - statistics.labeled_class_counts,
+    ]
     unknown = [] if statistics.unknown_counts is None else [statistics.unknown_counts[:, None]]
     names = [f"{kind}_{k}" for kind in ("labeled", "unlabeled") for k in classes]
     writer.writerow(["client", *names, *(["unknown"] if unknown else [])])
-    writer.writerows([client, *row] for client, row in enumerate(torch.cat([*counts, *unknown], dim=1).tolist()))
+    writer.writerows(
+        [client, *row] for client, row in enumerate(torch.cat([*counts, *unknown], dim=1).tolist())
+    )
     replace_file(path, lambda new: new.write_text(text.getvalue(), encoding="utf-8"))

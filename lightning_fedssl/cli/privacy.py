@@ -1,4 +1,6 @@
-"""The ``privacy`` command: what clients send with a configuration, whether privacy covers it, what epsilon costs."""
+"""The ``privacy`` command: what clients send with a configuration, whether privacy covers it, what
+epsilon costs.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Sent(NamedTuple):
     covered: bool
 
 
-def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] = FederatedDataModule) -> int:
+def main(
+    arguments: Sequence[str], datamodule_class: type[FederatedDataModule] = FederatedDataModule
+) -> int:
     """Run ``privacy``; nothing is trained and nothing is written.
 
     Args:
@@ -53,14 +57,18 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] =
         The exit code, 0.
     """
     with quiet():
-        cli = FederatedCLI([*arguments, "--trainer.logger", "false"], run=False, datamodule_class=datamodule_class)
+        cli = FederatedCLI(
+            [*arguments, "--trainer.logger", "false"], run=False, datamodule_class=datamodule_class
+        )
     trainer: FederatedTrainer = cli.trainer  # type: ignore[assignment]
     prepare(trainer, cli.model, cli.datamodule)
     sys.stdout.write("\n".join([*report(trainer), ""]))
     return 0
 
 
-def prepare(trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: FederatedDataModule) -> None:
+def prepare(
+    trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: FederatedDataModule
+) -> None:
     """Build everything that a run has before its first round."""
     trainer.algorithm, trainer.datamodule, trainer.seed = algorithm, data, sampling.global_seed()
     setup.prepare(trainer, "fit")
@@ -73,19 +81,26 @@ def report(trainer: FederatedTrainer) -> Iterator[str]:
         trainer: After :func:`prepare`.
     """
     algorithm = trainer.algorithm
-    yield f"What a client of {type(algorithm).__name__} uploads in a round, and whether trainer.privacy covers it:"
+    yield (
+        f"What a client of {type(algorithm).__name__} uploads in a round, and whether "
+        "trainer.privacy covers it:"
+    )
     for sent in uploads(trainer):
         size = f"{sent.size:,} bytes" if sent.size else "a few numbers"
         yield f"  {'covered' if sent.covered else 'NOT covered':12} {size:>18}  {sent.what}"
     why = why_not_a_mean(algorithm)
     yield f"The server needs only sums: {'no, the method ' + why if why else 'yes'}."
-    yield from (f"Refused with trainer.privacy: {reason}" for reason in uncovered(trainer, algorithm))
+    yield from (
+        f"Refused with trainer.privacy: {reason}" for reason in uncovered(trainer, algorithm)
+    )
     if why is None:
         yield from cost(trainer)
 
 
 def uploads(trainer: FederatedTrainer) -> list[Sent]:
-    """What clients upload after their first round, as the method itself prepares it; none of them learns.
+    """What clients upload after their first round, as the method itself prepares it.
+
+    None of them learns.
 
     Args:
         trainer: After :func:`prepare`.
@@ -97,7 +112,9 @@ def uploads(trainer: FederatedTrainer) -> list[Sent]:
     if algorithm.trains_clients:
         sizes = _sizes(trainer)
         groups = {name: name.removeprefix("payload.") for name in sizes}
-        groups |= {name: "further tensors of the network" for name in sizes if name.startswith("network.")}
+        groups |= {
+            name: "further tensors of the network" for name in sizes if name.startswith("network.")
+        }
         groups |= {name: "optimizer state" for name in sizes if name.startswith("optimizer.")}
         groups |= dict.fromkeys(algorithm.server.parameters, "weights")
         groups |= dict.fromkeys(algorithm.server.buffers, "statistics of batch norm")
@@ -107,9 +124,15 @@ def uploads(trainer: FederatedTrainer) -> list[Sent]:
             found.append(Sent(group, size, covered and of_model))
         if algorithm.client_weighting == "samples":
             found.append(Sent("number of images, its weight in the mean", 0, False))
-        found.append(Sent("in a deployment: numbers of images and steps, means of what it logs", 0, False))
+        found.append(
+            Sent("in a deployment: numbers of images and steps, means of what it logs", 0, False)
+        )
     for callback in trainer.callbacks:
-        if isinstance(callback, StaticBatchNorm) and callback.source != "server" and has_static_batch_norm(algorithm):
+        if (
+            isinstance(callback, StaticBatchNorm)
+            and callback.source != "server"
+            and has_static_batch_norm(algorithm)
+        ):
             found.append(Sent(_STATISTICS[callback.source], 0, False))
     return found
 
@@ -119,14 +142,20 @@ def _sizes(trainer: FederatedTrainer) -> dict[str, int]:
     algorithm.federation, trainer.round_index = federation, 1
     drawn = sampling.cohort(trainer.seed, 1, trainer.datamodule.num_clients, trainer.cohort_size)
     clients = enumerate(trainer.datamodule.split.clients)
-    kinds = {(len(images.labeled) > 0, len(images.unlabeled) > 0): client for client, images in clients}
+    kinds = {
+        (len(images.labeled) > 0, len(images.unlabeled) > 0): client for client, images in clients
+    }
     trainer.cohort = [*dict.fromkeys([*kinds.values(), *drawn])][: max(len(kinds), len(drawn))]
     set_learning_rates(algorithm, [trainer.client_optimizer], 1, trainer.max_rounds)
     federation.start_round()
     algorithm.on_round_start()
     live, sent = LiveTensors(algorithm), sequential.Sent.of(algorithm)
     if isinstance(algorithm, JointAlgorithm):
-        return {n: t.nbytes for n, t in {**live.parameters(), **live.buffers()}.items() if algorithm.at_clients(n)}
+        return {
+            n: t.nbytes
+            for n, t in {**live.parameters(), **live.buffers()}.items()
+            if algorithm.at_clients(n)
+        }
     for weight in algorithm.parameters():
         weight.grad = torch.zeros_like(weight)
     trainer.client_optimizer.step()  # for its state
@@ -136,7 +165,9 @@ def _sizes(trainer: FederatedTrainer) -> dict[str, int]:
         work = sequential.start(algorithm, live, data, sequential.NoObserver(), None)
         update = sent.update({**live.parameters(), **live.buffers()}, data, work)
         algorithm.clients.put(algorithm.state_owner(data.party), "optimizer", momentum)
-        if work.num_steps:  # a client without steps, as before the first confident label, ends nothing
+        if (
+            work.num_steps
+        ):  # a client without steps, as before the first confident label, ends nothing
             with algorithm.clients.stage(data.party):
                 update = algorithm.on_client_end(update)
         sizes |= algorithm.upload_sizes(update)
@@ -144,7 +175,10 @@ def _sizes(trainer: FederatedTrainer) -> dict[str, int]:
 
 
 def cost(trainer: FederatedTrainer) -> Iterator[str]:
-    """What the run's epsilon means for its accuracy; without ``trainer.privacy`` an example with epsilon 8."""
+    """What the run's epsilon means for its accuracy.
+
+    Without ``trainer.privacy`` an example with epsilon 8.
+    """
     algorithm, clients = trainer.algorithm, trainer.datamodule.num_clients
     privacy = trainer.privacy or CentralDP(delta=0.1 / clients, epsilon=8)
     budget, names = privacy.calibrate(trainer), sequential.Sent.of(algorithm)
@@ -154,8 +188,12 @@ def cost(trainer: FederatedTrainer) -> Iterator[str]:
     yield f"{'Privacy' if trainer.privacy else 'An example'}: {statement}."
     times = budget.noise_multiplier * count**0.5 / m
     yield (
-        f"Noise multiplier {budget.noise_multiplier:.3g}; in {count:,} numbers the noise on the mean is {times:.3g} "
+        f"Noise multiplier {budget.noise_multiplier:.3g}; in {count:,} numbers the noise on the "
+        f"mean is {times:.3g} "
         "times as long as the longest possible mean update."
     )
     if times > 1:
-        yield "The noise hides any update: take fewer numbers (freeze layers), more clients, or a larger epsilon."
+        yield (
+            "The noise hides any update: take fewer numbers (freeze layers), more clients, "
+            "or a larger epsilon."
+        )

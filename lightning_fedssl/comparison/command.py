@@ -34,15 +34,19 @@ def compare(
         jobs: The number of runs trained at the same time.
         command: The program that runs ``fit``, with the arguments before ``fit``.
         command_line: The user's command line, which the report quotes.
-        only: Labels of the entries to train; the others are reported as far as they have finished. None: all.
+        only: Labels of the entries to train; the others are reported as far as they have finished.
+            None: all.
         force: Train also the runs that have a result.
         trains: Trains the runs: here, or as jobs of a cluster.
 
     Returns:
-        The exit code: 0 if all runs finished, 1 if a run failed, 130 if the comparison was interrupted.
+        The exit code: 0 if all runs finished, 1 if a run failed, 130 if the comparison was
+            interrupted.
     """
     others = [] if only is None else [run for run in runs if run.entry.label not in only]
-    known = [Outcome(run, rows, "cached") for run in others if is_finished(rows := rounds(run.folder))]
+    known = [
+        Outcome(run, rows, "cached") for run in others if is_finished(rows := rounds(run.folder))
+    ]
     wanted = [run for run in runs if run not in others]
     outcomes: list[Outcome] = []
 
@@ -78,13 +82,21 @@ def _write(folder: Path, suite: Suite, outcomes: Sequence[Outcome], command_line
 
 
 def line_of(outcome: Outcome) -> str:
-    """One line about a run that ended: its name, its test accuracy or its problem, and its wall-clock time."""
+    """One line about a run that ended: its name, its test accuracy or its problem, and its
+    wall-clock time.
+    """
     if not outcome.rows:
         stopped = "stopped; run the same command again to resume"
-        problem = stopped if outcome.how == "stopped" else f"FAILED, see {outcome.run.folder}/log.txt"
+        problem = (
+            stopped if outcome.how == "stopped" else f"FAILED, see {outcome.run.folder}/log.txt"
+        )
         return f"{outcome.run.name}: {problem}"
     accuracy = summary(outcome.rows)["test_accuracy"]
-    text = f"test accuracy {accuracy:.1%}" if math.isfinite(accuracy) else "its method logs no test/accuracy"
+    text = (
+        f"test accuracy {accuracy:.1%}"
+        if math.isfinite(accuracy)
+        else "its method logs no test/accuracy"
+    )
     return f"{outcome.run.name}: {text}, " + (
         "cached" if outcome.how == "cached" else f"{outcome.how} in {outcome.seconds:.0f} s"
     )

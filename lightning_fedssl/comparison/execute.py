@@ -1,8 +1,10 @@
-"""Trains runs: one process each, several at the same time, resuming runs that an earlier attempt has not finished.
+"""Trains runs: one process each, several at the same time, resuming runs that an earlier attempt
+has not finished.
 
-A run is ``fit`` with its resolved configuration and seed, so that a user can repeat it by hand. A run is finished when
-its metrics contain every round and the test. An unfinished run resumes from its last checkpoint, or starts again if it
-has none. A run's folder is locked while it trains, so that two comparisons do not train the same run at the same time.
+A run is ``fit`` with its resolved configuration and seed, so that a user can repeat it by hand. A
+run is finished when its metrics contain every round and the test. An unfinished run resumes from
+its last checkpoint, or starts again if it has none. A run's folder is locked while it trains, so
+that two comparisons do not train the same run at the same time.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ POLL_SECONDS = 0.2
 
 
 _NOT_FOR_A_RUN = ("FEDSSL_FIT__", "SLURM_")
-"""Environment variables that a run does not get: a run in a SLURM job would take the tasks of the job for its ranks."""
+"""Environment variables that a run does not get: a run in a SLURM job would take the tasks of the
+job for its ranks."""
 
 
 @dataclass
@@ -67,12 +70,16 @@ class Outcome:
 
 
 def train(
-    runs: Sequence[Run], command: Sequence[str], jobs: int, ended: Callable[[Outcome], None], force: bool = False
+    runs: Sequence[Run],
+    command: Sequence[str],
+    jobs: int,
+    ended: Callable[[Outcome], None],
+    force: bool = False,
 ) -> None:
     """Train the runs that have no result yet.
 
-    On an interruption, or an error such as a full disk, the processes get SIGTERM, finish their round and save a
-    checkpoint.
+    On an interruption, or an error such as a full disk, the processes get SIGTERM, finish their
+    round and save a checkpoint.
 
     Args:
         runs: The runs.
@@ -116,7 +123,9 @@ def _start(run: Run, command: Sequence[str], lock: FileLock, force: bool) -> Att
         options += ["--ckpt_path", "last"]
     else:
         shutil.rmtree(run.folder / "lightning_logs", ignore_errors=True)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_FOR_A_RUN)}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(_NOT_FOR_A_RUN)
+    }
     environment.pop("PL_GLOBAL_SEED", None)
     with (run.folder / "log.txt").open("ab") as log:
         process = subprocess.Popen(
@@ -128,7 +137,9 @@ def _start(run: Run, command: Sequence[str], lock: FileLock, force: bool) -> Att
 
 def has_checkpoint(folder: Path) -> bool:
     """Whether a run can resume: it has a checkpoint, and its metrics contain every round so far."""
-    saved = any(version.joinpath("checkpoints", "last.ckpt").is_file() for version in versions(folder))
+    saved = any(
+        version.joinpath("checkpoints", "last.ckpt").is_file() for version in versions(folder)
+    )
     return saved and are_whole(rounds(folder))
 
 

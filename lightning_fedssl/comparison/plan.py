@@ -1,8 +1,10 @@
-"""Derives runs from a suite: resolved configurations, identical partitions and initial weights, and a folder per run.
+"""Derives runs from a suite: resolved configurations, identical partitions and initial weights, and
+a folder per run.
 
-The name of a run's folder contains a hash of what its result depends on: the resolved configuration with all defaults,
-the seed, the partition, samples of own data, the initial weights, the version of this package, and its commit in a
-checkout. Settings that do not affect the result are left out: folders, data.root, data.download and the progress bar.
+The name of a run's folder contains a hash of what its result depends on: the resolved configuration
+with all defaults, the seed, the partition, samples of own data, the initial weights, the version of
+this package, and its commit in a checkout. Settings that do not affect the result are left out:
+folders, data.root, data.download and the progress bar.
 """
 
 from __future__ import annotations
@@ -27,20 +29,34 @@ if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.datamodule import FederatedDataModule
 
-NO_EFFECT = ("trainer.default_root_dir", "trainer.enable_progress_bar", "data.root", "data.download", "seed_everything")
+NO_EFFECT = (
+    "trainer.default_root_dir",
+    "trainer.enable_progress_bar",
+    "data.root",
+    "data.download",
+    "seed_everything",
+)
 """Keys that do not affect the result of a run, and the seed, which is hashed separately."""
 
 LONGEST = 100
 """The most characters of a label in a file name."""
 
 NOT_IN_THE_PARTITION = (
-    "root", "download", "server_batch_size", "client_batch_size", "eval_batch_size", "weak", "strong", "normalize",
+    "root",
+    "download",
+    "server_batch_size",
+    "client_batch_size",
+    "eval_batch_size",
+    "weak",
+    "strong",
+    "normalize",
     "max_test_images",
-)  # fmt: skip
+)
 """Keys of ``data`` that the partition does not depend on."""
 
 EVALUATION = ("dataset", "validation", "max_train_images", "max_test_images", "image_size")
-"""Keys of ``data`` that determine the evaluation images, with ``root`` of image folders; equal within a group."""
+"""Keys of ``data`` that determine the evaluation images, with ``root`` of image folders; equal
+within a group."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +77,8 @@ class Resolved:
 
 
 Resolve = Callable[[SuiteEntry, Sequence[dict[str, Any]]], Resolved]
-"""Reads the configurations of an entry and applies mappings of overrides; raises ValueError that names the entry."""
+"""Reads the configurations of an entry and applies mappings of overrides; raises ValueError that
+names the entry."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +116,8 @@ class Run:
 
 
 def plan(suite: Suite, resolve: Resolve, folder: Path) -> list[Run]:
-    """The runs of a suite, ordered by seed, so that the first seeds of all entries have results early.
+    """The runs of a suite, ordered by seed, so that the first seeds of all entries have results
+    early.
 
     Args:
         suite: The suite to compare.
@@ -115,7 +133,11 @@ def plan(suite: Suite, resolve: Resolve, folder: Path) -> list[Run]:
         for entry in group.entries
     ]
     drawn: dict[tuple[str, ...], tuple[str, str]] = {}
-    runs = [_run(group, entry, seed, one, drawn, folder) for seed in suite.seeds for group, entry, one in resolved]
+    runs = [
+        _run(group, entry, seed, one, drawn, folder)
+        for seed in suite.seeds
+        for group, entry, one in resolved
+    ]
     for group in suite.groups:
         for seed in suite.seeds:
             check_alike([run for run in runs if run.group is group and run.seed == seed])
@@ -125,8 +147,9 @@ def plan(suite: Suite, resolve: Resolve, folder: Path) -> list[Run]:
 def check_alike(runs: Sequence[Run]) -> None:
     """Check that the runs of one group and seed can be compared.
 
-    All runs must be evaluated on the same images. All methods must have the same partition, and so must every pair of
-    runs with the same partition settings. Runs with the same network must have the same initial weights.
+    All runs must be evaluated on the same images. All methods must have the same partition, and so
+    must every pair of runs with the same partition settings. Runs with the same network must have
+    the same initial weights.
 
     Args:
         runs: The runs of one group and seed.
@@ -135,18 +158,32 @@ def check_alike(runs: Sequence[Run]) -> None:
         ValueError: Two runs differ; the message names their entries and the keys that differ.
     """
     for first, other in combinations(runs, 2):
-        two = f"{first.group.title}: {first.entry.label} and {other.entry.label} (seed {first.seed})"
-        folder = ("root",) if first.data.get("image_size") else ()  # where named data sets lie has no effect
+        two = (
+            f"{first.group.title}: {first.entry.label} and {other.entry.label} (seed {first.seed})"
+        )
+        folder = (
+            ("root",) if first.data.get("image_size") else ()
+        )  # where named data sets lie has no effect
         if differing := _differing(first, other, (*EVALUATION, *folder)):
             raise ValueError(f"{two} are evaluated on different data: {differing}")
         keys = sorted({*first.data, *other.data} - {*NOT_IN_THE_PARTITION})
         are_methods = first.entry.role == other.entry.role == "method"
-        if first.partition != other.partition and (differing := _differing(first, other, keys)) and are_methods:
+        if (
+            first.partition != other.partition
+            and (differing := _differing(first, other, keys))
+            and are_methods
+        ):
             raise ValueError(f"{two} have different partitions: {differing}")
         if first.partition != other.partition and not differing:
-            raise ValueError(f"{two}: the partitions differ though the settings of data are the same")
-        shared = first.weights.keys() & other.weights.keys()  # a method may have weights beside those of the network
-        if _network(first) == _network(other) and any(first.weights[n] != other.weights[n] for n in shared):
+            raise ValueError(
+                f"{two}: the partitions differ though the settings of data are the same"
+            )
+        shared = (
+            first.weights.keys() & other.weights.keys()
+        )  # a method may have weights beside those of the network
+        if _network(first) == _network(other) and any(
+            first.weights[n] != other.weights[n] for n in shared
+        ):
             raise ValueError(f"{two}: the initial weights differ though the network is the same")
 
 
@@ -154,7 +191,9 @@ def _differing(first: Run, other: Run, keys: Sequence[str]) -> str:
     """The keys of ``data`` that differ, with their values and the remedy; empty if none does."""
     values = [f"data.{key} is {first.data.get(key)} and {other.data.get(key)}" for key in keys
               if first.data.get(key) != other.data.get(key)]  # fmt: skip
-    remedy = "set the same value in the group's overrides, or move one of the entries to another group"
+    remedy = (
+        "set the same value in the group's overrides, or move one of the entries to another group"
+    )
     return f"{'; '.join(values)}; {remedy}" if values else ""
 
 
@@ -164,7 +203,11 @@ def _network(run: Run) -> Any:
 
 def partition_key(data: dict[str, Any]) -> str:
     """The keys of ``data`` that the partition depends on, with their values, as JSON."""
-    return json.dumps({k: v for k, v in data.items() if k not in NOT_IN_THE_PARTITION}, sort_keys=True, default=str)
+    return json.dumps(
+        {k: v for k, v in data.items() if k not in NOT_IN_THE_PARTITION},
+        sort_keys=True,
+        default=str,
+    )
 
 
 def _run(
@@ -186,16 +229,24 @@ def _run(
         drawn[key] = datamodule.split.hash, datamodule.own_data_hash()
     partition, samples = drawn[key]
     weights = initial_weights(resolved.model)
-    parts = [_canonical(resolved.config), seed, partition + samples, hash_of(weights), code_version()]
+    parts = [
+        _canonical(resolved.config),
+        seed,
+        partition + samples,
+        hash_of(weights),
+        code_version(),
+    ]
     name = f"seed_{seed}_{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
     return Run(group, entry, seed, resolved, partition, weights, folder / slug(entry.label) / name)
 
 
 def initial_weights(model: FederatedAlgorithm) -> dict[str, str]:
-    """Hashes of the initial weights of a model's network under the current seed, by name; the model is not changed.
+    """Hashes of the initial weights of a model's network under the current seed, by name.
 
-    Buffers, such as running statistics, count if a file gives them (``model.init_from``): another file of the same path
-    makes another run.
+    The model is not changed.
+
+    Buffers, such as running statistics, count if a file gives them (``model.init_from``): another
+    file of the same path makes another run.
     """
     model = copy.deepcopy(model)
     model.configure_model()
@@ -213,11 +264,23 @@ def hash_of(weights: dict[str, str]) -> str:
 
 @cache
 def code_version() -> str:
-    """The version of this package; in a checkout with its commit, and a mark if files were changed since."""
+    """The version of this package.
+
+    In a checkout with its commit, and a mark if files were changed since.
+    """
     folder = Path(lightning_fedssl.__file__).parent.parent
     commit = ""
     if (folder / ".git").exists():
-        git = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=8", "--exclude=*"]
+        git = [
+            "git",
+            "-C",
+            str(folder),
+            "describe",
+            "--always",
+            "--dirty",
+            "--abbrev=8",
+            "--exclude=*",
+        ]
         commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     return "+".join(filter(None, [lightning_fedssl.__version__, commit]))
 
@@ -232,5 +295,7 @@ def _canonical(config: dict[str, Any]) -> str:
 
 
 def slug(text: str) -> str:
-    """The beginning of a text in lower-case letters, digits and underscores, for use in a file name."""
+    """The beginning of a text in lower-case letters, digits and underscores, for use in a file
+    name.
+    """
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")[:LONGEST].strip("_") or "unnamed"

@@ -1,6 +1,7 @@
 """The plots of a comparison, drawn from its CSV files: accuracy against rounds and bytes.
 
-matplotlib is imported only when a plot is drawn, because its import is slow and most commands draw nothing.
+matplotlib is imported only when a plot is drawn, because its import is slow and most commands draw
+nothing.
 """
 
 from __future__ import annotations
@@ -77,20 +78,32 @@ def looks_of(group: Group) -> dict[str, tuple[str, str]]:
     """A colour and a line style for every label of a group; bounds are grey."""
     bounds = [label for label, runs in group.items() if runs[0]["role"] == "bound"]
     methods = [label for label in group if label not in bounds]
-    found = {label: (PALETTE[i % len(PALETTE)], _STYLES[i // len(PALETTE) % 4]) for i, label in enumerate(methods)}
+    found = {
+        label: (PALETTE[i % len(PALETTE)], _STYLES[i // len(PALETTE) % 4])
+        for i, label in enumerate(methods)
+    }
     return found | {label: (_BOUND, _STYLES[1 + i % 3]) for i, label in enumerate(bounds)}
 
 
 def _draw(
-    path: Path, title: str, groups: dict[str, Group], curves: Curves, across: str, x_of: Callable[[Row], float]
+    path: Path,
+    title: str,
+    groups: dict[str, Group],
+    curves: Curves,
+    across: str,
+    x_of: Callable[[Row], float],
 ) -> None:
-    """Draw one panel per group: the mean over seeds as a line, plus and minus one standard deviation as a band."""
+    """Draw one panel per group: the mean over seeds as a line, plus and minus one standard
+    deviation as a band.
+    """
     from matplotlib.figure import Figure
 
     columns = min(2, len(groups))
     rows = math.ceil(len(groups) / columns)
     lines = max(math.ceil(sum(map(_lines, group)) / 2) for group in groups.values())
-    figure = Figure(figsize=(0.8 + 5.6 * columns, (3.7 + 0.17 * lines) * rows), layout="constrained")
+    figure = Figure(
+        figsize=(0.8 + 5.6 * columns, (3.7 + 0.17 * lines) * rows), layout="constrained"
+    )
     axes = figure.subplots(rows, columns, squeeze=False)
     for place, (name, group) in zip(axes.flat, groups.items(), strict=False):
         looks = looks_of(group)
@@ -99,13 +112,18 @@ def _draw(
             seeds = [curves[label, run["seed"]] for run in runs]
             look = {"color": colour, "linestyle": style, "label": textwrap.fill(label, _LABEL)}
             if runs[0]["role"] == "bound":
-                place.axhline(statistics.fmean(100 * float(curve[-1]["accuracy"]) for curve in seeds), **look)
+                place.axhline(
+                    statistics.fmean(100 * float(curve[-1]["accuracy"]) for curve in seeds), **look
+                )
             else:
                 _band(place, seeds, x_of, **look)
         _finish(place, name, across)
     for unused in axes.flat[len(groups) :]:
         unused.set_visible(False)
-    note = "Line: mean over the seeds. Band: plus and minus one standard deviation. Grey: last value of a bound."
+    note = (
+        "Line: mean over the seeds. Band: plus and minus one standard deviation. Grey: "
+        "last value of a bound."
+    )
     figure.suptitle(title, fontsize=12, x=0.01, ha="left", weight="bold")
     figure.supxlabel(note, fontsize=8, x=0.01, ha="left", color="#6a6a6a")
     replace_file(path, partial(figure.savefig, dpi=_DPI))
@@ -125,7 +143,9 @@ def _band(axes: Axes, seeds: list[list[Row]], x_of: Callable[[Row], float], **lo
     if len(seeds) > 1:
         deviations = [statistics.stdev(found) for found in values]
         low = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
-        high = [min(mean + deviation, 100.0) for mean, deviation in zip(means, deviations, strict=True)]
+        high = [
+            min(mean + deviation, 100.0) for mean, deviation in zip(means, deviations, strict=True)
+        ]
         axes.fill_between(places, low, high, color=look["color"], alpha=0.12, linewidth=0)
 
 

@@ -1,7 +1,8 @@
 """The tables of a comparison.
 
-``results.csv`` has a row for each run, ``curves.csv`` one for each evaluation, and ``pseudo_labels.csv`` one for each
-round in which clients labelled images. ``results.md`` is for readers.
+``results.csv`` has a row for each run, ``curves.csv`` one for each evaluation, and
+``pseudo_labels.csv`` one for each round in which clients labelled images. ``results.md`` is for
+readers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from lightning_fedssl.comparison.verdicts import FEWEST, paired, verdict
 from lightning_fedssl.storage.files import replace_file
 
 Results = dict[str, dict[int, Row]]
-"""The numbers of finished runs (:func:`~lightning_fedssl.comparison.results.summary`) by label and seed."""
+"""The numbers of finished runs (:func:`~lightning_fedssl.comparison.results.summary`) by label and
+seed."""
 
 
 def write_csv_files(folder: Path, suite: Suite, outcomes: Sequence[Outcome]) -> None:
@@ -35,7 +37,9 @@ def write_csv_files(folder: Path, suite: Suite, outcomes: Sequence[Outcome]) -> 
         outcomes: The outcome of every run.
     """
     places = {entry.label: index for index, entry in enumerate(suite.entries)}
-    ordered = sorted(outcomes, key=lambda outcome: (places[outcome.run.entry.label], outcome.run.seed))
+    ordered = sorted(
+        outcomes, key=lambda outcome: (places[outcome.run.entry.label], outcome.run.seed)
+    )
     _write_csv(folder / "results.csv", [_result_row(outcome, suite.target) for outcome in ordered])
     for name, kind in (("curves.csv", curve), ("pseudo_labels.csv", pseudo_labels)):
         rows = [
@@ -46,7 +50,9 @@ def write_csv_files(folder: Path, suite: Suite, outcomes: Sequence[Outcome]) -> 
         _write_csv(folder / name, rows)
 
 
-def write_report(folder: Path, suite: Suite, results: Results, command: str, pictures: Sequence[str]) -> None:
+def write_report(
+    folder: Path, suite: Suite, results: Results, command: str, pictures: Sequence[str]
+) -> None:
     """Write ``results.md``.
 
     Args:
@@ -56,7 +62,9 @@ def write_report(folder: Path, suite: Suite, results: Results, command: str, pic
         command: The command line of the comparison, which the report quotes.
         pictures: Files of plots, relative to the folder.
     """
-    _write_text(folder / "results.md", "\n".join(markdown(suite, results, command, pictures)) + "\n")
+    _write_text(
+        folder / "results.md", "\n".join(markdown(suite, results, command, pictures)) + "\n"
+    )
 
 
 def results_of(suite: Suite, outcomes: Sequence[Outcome]) -> Results:
@@ -68,7 +76,9 @@ def results_of(suite: Suite, outcomes: Sequence[Outcome]) -> Results:
     return found
 
 
-def markdown(suite: Suite, results: Results, command: str = "", pictures: Sequence[str] = ()) -> list[str]:
+def markdown(
+    suite: Suite, results: Results, command: str = "", pictures: Sequence[str] = ()
+) -> list[str]:
     """The report as lines of Markdown.
 
     Args:
@@ -79,7 +89,13 @@ def markdown(suite: Suite, results: Results, command: str = "", pictures: Sequen
     """
     report = [f"# {suite.title}", "", *_paragraph(suite.note), *_paragraph(_legend(suite))]
     for group in suite.groups:
-        report += [f"## {group.title}", "", *group_table(group, results, suite), "", *_paragraph(group.note)]
+        report += [
+            f"## {group.title}",
+            "",
+            *group_table(group, results, suite),
+            "",
+            *_paragraph(group.note),
+        ]
     report += [line for file in pictures for line in (f"![{Path(file).stem}]({file})", "")]
     return report + ([f"`{command}`"] if command else [])
 
@@ -90,16 +106,23 @@ def _paragraph(text: str) -> list[str]:
 
 def _legend(suite: Suite) -> str:
     text = (
-        f"Seeds {', '.join(map(str, suite.seeds))}; each has its own partition and initial weights, the same for all "
-        "entries of a group. *test*: accuracy of the last round's model on the test images, per cent, mean ± standard "
-        "deviation (n - 1) over seeds. *best*: the highest validation accuracy of any round, which overestimates. "
-        "*difference*: mean difference, in points, to the group's first bound with the same seeds, with its 95 % "
-        f"interval (Student's t) from {FEWEST} seeds on: *undecided* if it contains 0, *contrary* if it is below 0."
+        f"Seeds {', '.join(map(str, suite.seeds))}; each has its own partition and initial "
+        "weights, the same for all "
+        "entries of a group. *test*: accuracy of the last round's model on the test images, per "
+        "cent, mean ± standard "
+        "deviation (n - 1) over seeds. *best*: the highest validation accuracy of any round, "
+        "which overestimates. "
+        "*difference*: mean difference, in points, to the group's first bound with the same "
+        "seeds, with its 95 % "
+        f"interval (Student's t) from {FEWEST} seeds on: *undecided* if it contains 0, *contrary* "
+        "if it is below 0."
     )
     if suite.target is not None:
         text += (
-            f" *to {suite.target:.0%}*: until the validation accuracy first reached this target, as medians over seeds "
-            "(of two middle values the larger); in brackets the number of seeds that reached it. Seconds are simulated."
+            f" *to {suite.target:.0%}*: until the validation accuracy first reached this target, "
+            "as medians over seeds "
+            "(of two middle values the larger); in brackets the number of seeds that reached it. "
+            "Seconds are simulated."
         )
     return text
 
@@ -114,7 +137,11 @@ def group_table(group: SuiteGroup, results: Results, suite: Suite) -> list[str]:
     """
     baseline = next((entry.label for entry in group.entries if entry.role == "bound"), "")
     bound = accuracies(results.get(baseline, {}))
-    goal = [] if suite.target is None else [f"{cost} to {suite.target:.0%}" for cost in ("rounds", "MB", "s")]
+    goal = (
+        []
+        if suite.target is None
+        else [f"{cost} to {suite.target:.0%}" for cost in ("rounds", "MB", "s")]
+    )
     versus = f"difference to {baseline}" if baseline else "difference"
     head = ["entry", "test", "worst seed", versus, "best", *goal, "rounds", "MB", "seeds"]
     rows = [
@@ -128,7 +155,11 @@ def group_table(group: SuiteGroup, results: Results, suite: Suite) -> list[str]:
 
 def accuracies(runs: dict[int, Row]) -> dict[int, float]:
     """Test accuracy by seed, in per cent, without runs that have none."""
-    return {s: 100 * row["test_accuracy"] for s, row in runs.items() if math.isfinite(row["test_accuracy"])}
+    return {
+        s: 100 * row["test_accuracy"]
+        for s, row in runs.items()
+        if math.isfinite(row["test_accuracy"])
+    }
 
 
 def _ordered(group: SuiteGroup, results: Results) -> list[SuiteEntry]:
@@ -142,9 +173,13 @@ def _ordered(group: SuiteGroup, results: Results) -> list[SuiteEntry]:
     return sorted(group.entries, key=place)
 
 
-def _cells(entry: SuiteEntry, runs: dict[int, Row], baseline: dict[int, float], suite: Suite) -> list[str]:
+def _cells(
+    entry: SuiteEntry, runs: dict[int, Row], baseline: dict[int, float], suite: Suite
+) -> list[str]:
     values = accuracies(runs)
-    best = [100 * row["best_accuracy"] for row in runs.values() if math.isfinite(row["best_accuracy"])]
+    best = [
+        100 * row["best_accuracy"] for row in runs.values() if math.isfinite(row["best_accuracy"])
+    ]
     return [
         f"*{entry.label}* (bound)" if entry.role == "bound" else entry.label,
         _spread(list(values.values())),
@@ -166,7 +201,10 @@ def _difference(values: dict[int, float], baseline: dict[int, float]) -> str:
     said = verdict([value - baseline[seed] for seed, value in values.items() if seed in baseline])
     if found.count < FEWEST:
         return f"{found.mean:+.1f} ({said})"
-    return f"{found.mean:+.1f} ({found.low:+.1f} to {found.high:+.1f}{'' if said == 'met' else f'; {said}'})"
+    return (
+        f"{found.mean:+.1f} ({found.low:+.1f} to "
+        f"{found.high:+.1f}{'' if said == 'met' else f'; {said}'})"
+    )
 
 
 def _goal_cells(runs: Sequence[Row]) -> list[str]:
@@ -179,14 +217,20 @@ def _goal_cells(runs: Sequence[Row]) -> list[str]:
         return [f"not reached{share}", "", ""]
     megabytes = median_to_target([row["bytes_to_target"] / 1e6 for row in runs])
     seconds = median_to_target([row["seconds_to_target"] for row in runs])
-    return [f"{middle:.0f}{share}", _number(megabytes), _number(seconds) if math.isfinite(seconds) else ""]
+    return [
+        f"{middle:.0f}{share}",
+        _number(megabytes),
+        _number(seconds) if math.isfinite(seconds) else "",
+    ]
 
 
 def median_to_target(costs: Sequence[float]) -> float:
-    """The median over runs of the cost of reaching a target; NaN for a run that did not reach it counts as infinite.
+    """The median over runs of the cost of reaching a target.
 
-    Unlike the mean over the runs that reached the target, the median does not improve when difficult runs fail. For an
-    even number of runs it is the larger of the two middle values.
+    NaN for a run that did not reach it counts as infinite.
+
+    Unlike the mean over the runs that reached the target, the median does not improve when
+    difficult runs fail. For an even number of runs it is the larger of the two middle values.
 
     Args:
         costs: The cost of every run, at least one.
@@ -214,12 +258,18 @@ def _line(cells: Iterable[str]) -> str:
 def _result_row(outcome: Outcome, target: float | None) -> dict[str, Any]:
     run = outcome.run
     return {
-        "group": run.group.title, "label": run.entry.label, "role": run.entry.role, "seed": run.seed,
+        "group": run.group.title,
+        "label": run.entry.label,
+        "role": run.entry.role,
+        "seed": run.seed,
         "status": "finished" if outcome.rows else outcome.how,
         **(_plain(summary(outcome.rows, target)) if outcome.rows else {}),
-        "partition": run.partition[:12], "initial_weights": hash_of(run.weights)[:12], "code": code_version(),
-        "config": " ".join(run.entry.files), "run": run.folder.name,
-    }  # fmt: skip
+        "partition": run.partition[:12],
+        "initial_weights": hash_of(run.weights)[:12],
+        "code": code_version(),
+        "config": " ".join(run.entry.files),
+        "run": run.folder.name,
+    }
 
 
 def _plain(row: Row) -> dict[str, str]:
@@ -229,7 +279,9 @@ def _plain(row: Row) -> dict[str, str]:
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write rows; the columns are those of the row that has most."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(max(rows, key=len, default={"label": ""})), lineterminator="\n")
+    writer = csv.DictWriter(
+        text, list(max(rows, key=len, default={"label": ""})), lineterminator="\n"
+    )
     writer.writeheader()
     writer.writerows(rows)
     _write_text(path, text.getvalue())

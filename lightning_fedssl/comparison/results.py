@@ -16,17 +16,22 @@ _LABELS = {
     "all_accuracy": "pseudo_label/accuracy",
     "round_s": "time/round_s",
 }
-"""Columns on the pseudo-labels that clients used in a round, and their scalars: shares from 0 to 1, and the time."""
+"""Columns on the pseudo-labels that clients used in a round, and their scalars: shares from 0 to 1,
+and the time."""
 
 
 def versions(folder: Path) -> list[Path]:
     """The version folders below a ``default_root_dir``, oldest first; a resumed run has several."""
-    found = (path for path in (folder / "lightning_logs").glob("version_*") if path.name[8:].isdecimal())
+    found = (
+        path for path in (folder / "lightning_logs").glob("version_*") if path.name[8:].isdecimal()
+    )
     return sorted(found, key=lambda path: int(path.name[8:]))
 
 
 def rounds(folder: Path) -> list[Row]:
-    """The scalars of every round, in order; if a resumed run repeated a round, the later version's scalars win.
+    """The scalars of every round, in order.
+
+    If a resumed run repeated a round, the later version's scalars win.
 
     Args:
         folder: The run's ``default_root_dir``.
@@ -49,7 +54,9 @@ def are_whole(rows: Sequence[Row]) -> bool:
 
 
 def curve(rows: Sequence[Row]) -> list[Row]:
-    """A row for each round with a validation; bytes and simulated seconds are those from round 1 on.
+    """A row for each round with a validation.
+
+    Bytes and simulated seconds are those from round 1 on.
 
     Args:
         rows: The scalars of a run's rounds, in order.
@@ -70,7 +77,10 @@ def pseudo_labels(rows: Sequence[Row]) -> list[Row]:
         rows: The scalars of a run's rounds, in order.
     """
     return [
-        {"round": row["step"], **{column: row.get(name, math.nan) for column, name in _LABELS.items()}}
+        {
+            "round": row["step"],
+            **{column: row.get(name, math.nan) for column, name in _LABELS.items()},
+        }
         for row in rows
         if row.keys() & {*_LABELS.values()} - {"time/round_s"}
     ]
@@ -81,11 +91,14 @@ def summary(rows: Sequence[Row], target: float | None = None) -> Row:
 
     Args:
         rows: The scalars of its rounds, in order.
-        target: A validation accuracy from 0 to 1; the costs are those of the first round that has it.
+        target: A validation accuracy from 0 to 1; the costs are those of the first round that has
+            it.
     """
     points = curve(rows)
     best = max(points, key=lambda point: point["accuracy"], default={})
-    goal = next((point for point in points if target is not None and point["accuracy"] >= target), {})
+    goal = next(
+        (point for point in points if target is not None and point["accuracy"] >= target), {}
+    )
     return {
         "rounds": rows[-1]["step"],
         "test_accuracy": rows[-1].get("test/accuracy", math.nan),
@@ -95,7 +108,9 @@ def summary(rows: Sequence[Row], target: float | None = None) -> Row:
         "target": math.nan if target is None else target,
         **{f"{cost}_to_target": goal.get(name, math.nan) for cost, name in _COSTS.items()},
         "bytes": sum(map(_bytes, rows)),
-        "simulated_seconds": rows[-1].get("system/seconds", math.nan),  # logged as a sum over the rounds so far
+        "simulated_seconds": rows[-1].get(
+            "system/seconds", math.nan
+        ),  # logged as a sum over the rounds so far
         "wall_seconds": sum(row.get("time/round_s", 0.0) for row in rows),
     }
 
@@ -109,7 +124,9 @@ def _bytes(row: Row) -> float:
 
 
 def _rows(path: Path) -> list[Row]:
-    """The rows of a file, without those that a killed process did not finish: a row ends with its line."""
+    """The rows of a file, without those that a killed process did not finish: a row ends with its
+    line.
+    """
     if not path.is_file():
         return []
     text = path.read_text(encoding="utf-8", errors="replace")

@@ -1,7 +1,8 @@
 """Trains the runs of a suite as an array of jobs on a SLURM cluster, through submitit.
 
-The jobs and the command share the suite's folder. A job that reaches its time limit is queued again and resumes; an
-interruption of the command cancels the jobs, which save their last round, and the same command resumes them.
+The jobs and the command share the suite's folder. A job that reaches its time limit is queued again
+and resumes; an interruption of the command cancels the jobs, which save their last round, and the
+same command resumes them.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def submit(
     parameters: Mapping[str, Any],
     cluster: str = "slurm",
 ) -> None:
-    """Train the runs that have no result yet, as :func:`~lightning_fedssl.comparison.execute.train` does.
+    """Train the runs that have no result yet, as :func:`~lightning_fedssl.comparison.execute.train`
+    does.
 
     Args:
         runs: The runs.
@@ -76,7 +78,9 @@ def submit(
         import submitit
 
         executor = submitit.AutoExecutor(folder.resolve() / "jobs", cluster=cluster)
-        executor.update_parameters(name="lightning-fedssl", slurm_array_parallelism=jobs, **parameters)
+        executor.update_parameters(
+            name="lightning-fedssl", slurm_array_parallelism=jobs, **parameters
+        )
     except (ImportError, NameError, RuntimeError, TypeError, ValueError) as error:
         needed = "it needs SLURM, known parameters, and pip install '.[slurm]'"
         raise ValueError(f"--launcher {cluster}: {error}; {needed}") from error
@@ -89,7 +93,14 @@ def submit(
         for job in submitit.helpers.as_completed(submitted, poll_frequency=POLL_SECONDS):
             run = run_of.pop(job.job_id)
             how, seconds = ("failed", 0.0) if job.exception() else job.result()
-            ended(Outcome(run, rounds(run.folder) if how not in ("failed", "stopped") else [], how, seconds))
+            ended(
+                Outcome(
+                    run,
+                    rounds(run.folder) if how not in ("failed", "stopped") else [],
+                    how,
+                    seconds,
+                )
+            )
     except BaseException:
         for job in submitted:
             job.cancel(check=False)
@@ -99,6 +110,10 @@ def submit(
 
 
 def _portable(run: Run) -> Run:
-    """A run without the objects that only planning needs, in a folder that does not depend on the current one."""
+    """A run without the objects that only planning needs, in a folder that does not depend on the
+    current one.
+    """
     nothing: Any = None
-    return replace(run, resolved=Resolved(run.resolved.text, {}, nothing, nothing), folder=run.folder.resolve())
+    return replace(
+        run, resolved=Resolved(run.resolved.text, {}, nothing, nothing), folder=run.folder.resolve()
+    )

@@ -17,10 +17,12 @@ class SuiteEntry:
 
     Args:
         label: Its name in tables and plots.
-        config: A configuration, as for ``fit --config``, or several, of which later ones override earlier ones.
-        role: ``method``, or ``bound``: a lower or upper bound for the methods of its group. The tables show the
-            difference to the first bound of a group.
-        overrides: Keys that override the configuration, nested or with dots (``data.num_labels: all``).
+        config: A configuration, as for ``fit --config``, or several, of which later ones override
+            earlier ones.
+        role: ``method``, or ``bound``: a lower or upper bound for the methods of its group. The
+            tables show the difference to the first bound of a group.
+        overrides: Keys that override the configuration, nested or with dots (``data.num_labels:
+            all``).
     """
 
     label: str
@@ -36,12 +38,14 @@ class SuiteEntry:
 
 @dataclass
 class SuiteGroup:
-    """Entries that are compared with each other: for each seed, all methods of a group have the same partition.
+    """Entries that are compared with each other: for each seed, all methods of a group have the
+    same partition.
 
     Args:
         title: What the entries have in common, such as the labels and the partition.
         entries: The methods and bounds.
-        overrides: Keys that override every entry's configuration; the entry's own overrides win over them.
+        overrides: Keys that override every entry's configuration; the entry's own overrides win
+            over them.
         note: An explanation for readers, printed below the table.
     """
 
@@ -59,9 +63,10 @@ class Suite:
         title: What is compared.
         groups: The groups of entries.
         seeds: Values of ``seed_everything``; each entry is run with every seed.
-        target: A validation accuracy from 0 to 1; the tables show rounds, bytes and simulated seconds until the
-            validation accuracy (``val/accuracy``) first reaches it.
-        overrides: Keys that override every configuration; the overrides of groups and entries win over them.
+        target: A validation accuracy from 0 to 1; the tables show rounds, bytes and simulated
+            seconds until the validation accuracy (``val/accuracy``) first reaches it.
+        overrides: Keys that override every configuration; the overrides of groups and entries win
+            over them.
         note: An explanation for readers, printed below the title.
 
     Raises:
@@ -97,11 +102,19 @@ class Suite:
         for place, values in named.items():
             if doubled := [value for value, count in Counter(values).items() if count > 1]:
                 yield f"{place}: {doubled[0]!r} is there twice; give each its own"
-        places = {"overrides": self.overrides, **{group.title: group.overrides for group in self.groups}}
-        for place, overrides in (places | {entry.label: entry.overrides for entry in self.entries}).items():
+        places = {
+            "overrides": self.overrides,
+            **{group.title: group.overrides for group in self.groups},
+        }
+        for place, overrides in (
+            places | {entry.label: entry.overrides for entry in self.entries}
+        ).items():
             for key, remedy in TAKEN.items():
                 if _has(overrides, key):
-                    yield f"{place}: the comparison sets {key} for every run; leave it out, and give {remedy}"
+                    yield (
+                        f"{place}: the comparison sets {key} for every run; leave it out, and give "
+                        f"{remedy}"
+                    )
 
 
 def _has(overrides: dict[str, Any], key: str) -> bool:

@@ -1,4 +1,6 @@
-"""Paired differences between runs of the same seeds, their 95 % interval, and what may be said of them."""
+"""Paired differences between runs of the same seeds, their 95 % interval, and what may be said of
+them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 FEWEST = 3
-"""The fewest seeds of an interval: with two, that of Student's t is 13 times as wide as the standard error."""
+"""The fewest seeds of an interval: with two, that of Student's t is 13 times as wide as the
+standard error."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,8 @@ class Paired:
 
     Attributes:
         mean: Their mean.
-        low: Lower end of the 95 % interval of the mean (Student's t); NaN with fewer than :data:`FEWEST` seeds.
+        low: Lower end of the 95 % interval of the mean (Student's t); NaN with fewer than
+            :data:`FEWEST` seeds.
         high: Its upper end, likewise.
         count: The number of seeds.
     """
@@ -31,7 +35,8 @@ class Paired:
 def paired(values: Mapping[int, float], reference: Mapping[int, float]) -> Paired | None:
     """The differences to a reference with the same seeds; None without a seed of both.
 
-    Runs of one seed share partition and initial weights, so that their difference usually varies less than the values.
+    Runs of one seed share partition and initial weights, so that their difference usually varies
+    less than the values.
 
     Args:
         values: Values by seed.
@@ -57,7 +62,8 @@ def interval(differences: Sequence[float]) -> Paired:
 
 
 def verdict(differences: Sequence[float], goal: float = 0.0) -> str:
-    """What may be said of a claim that a method is better, from its paired differences to the other.
+    """What may be said of a claim that a method is better, from its paired differences to the
+    other.
 
     * ``not run``, ``one run``, ``two runs``: too few seeds to decide.
     * ``met``: the 95 % interval is above 0, and the mean is at least the goal.

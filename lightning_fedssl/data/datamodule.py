@@ -35,55 +35,80 @@ _HASHED_AT_ONCE = 1024
 """Samples of which bytes are copied at a time."""
 
 _OF_SETUP = (
-    "source", "root", "num_clients", "num_labels", "label_location", "partition", "validation", "weak", "strong",
-    "normalize", "resize", "max_train_images", "max_test_images",
-)  # fmt: skip
+    "source",
+    "root",
+    "num_clients",
+    "num_labels",
+    "label_location",
+    "partition",
+    "validation",
+    "weak",
+    "strong",
+    "normalize",
+    "resize",
+    "max_train_images",
+    "max_test_images",
+)
 """The attributes that decide what :meth:`FederatedDataModule.setup` loads and draws."""
 
 Samples = Dataset[Any] | Sequence[Any]
-"""A data set of pairs, or a tuple of tensors or arrays: ``(samples, labels)``, or ``(samples,)`` without labels."""
+"""A data set of pairs, or a tuple of tensors or arrays: ``(samples, labels)``, or ``(samples,)``
+without labels."""
 
 
 class FederatedDataModule(LightningDataModule):
     """A data set assigned to a server and many clients.
 
-    The samples live on the device, images as uint8; every party's data is a list of indices into them. The partition
-    is a function of ``seed_everything`` and of the keys here, and of nothing else, so all methods run on the same one.
+    The samples live on the device, images as uint8; every party's data is a list of indices into
+    them. The partition is a function of ``seed_everything`` and of the keys here, and of nothing
+    else, so all methods run on the same one.
 
     Args:
-        dataset: Name of the data set: digits, mnist, fashion_mnist, emnist (balanced), cifar10, cifar100, svhn, stl10,
-            or image_folder for your own (case, hyphens and underscores do not count); or an existing file, an .npz file
-            for Arrays, a .csv file for Table, or with image_size for ImageTable; or a source of data by class:
-            Datasets, Arrays, Table, ImageTable, SiteFolders, BreastCancer, Signals, or a class of your own
-            derived from DataSource; or a Lightning data module.
-        root: The data folder, as torchvision lays it out; for image_folder it holds train/<class>/, test/<class>/ and,
-            if there are images for validation or without labels, validation/<class>/ (or val/<class>/) and unlabeled/.
+        dataset: Name of the data set: digits, mnist, fashion_mnist, emnist (balanced), cifar10,
+            cifar100, svhn, stl10, or image_folder for your own (case, hyphens and underscores do
+            not count); or an existing file, an .npz file for Arrays, a .csv file for Table, or with
+            image_size for ImageTable; or a source of data by class: Datasets, Arrays, Table,
+            ImageTable, SiteFolders, BreastCancer, Signals, or a class of your own derived from
+            DataSource; or a Lightning data module.
+        root: The data folder, as torchvision lays it out; for image_folder it holds train/<class>/,
+            test/<class>/ and, if there are images for validation or without labels,
+            validation/<class>/ (or val/<class>/) and unlabeled/.
         download: Let torchvision download missing files.
         num_clients: Number of clients, M.
-        num_labels: Number of labelled images in the whole federation, N_s, balanced over the classes; or all.
+        num_labels: Number of labelled images in the whole federation, N_s, balanced over the
+            classes; or all.
         label_location: Where the labelled images are: at the ``server``, or at the ``clients``.
-        partition: How the images are assigned: Iid (default), Shards, Dirichlet, FromFile, ... (lightning-fedssl
-            partitions lists all), or a class of your own.
+        partition: How the images are assigned: Iid (default), Shards, Dirichlet, FromFile, ...
+            (lightning-fedssl partitions lists all), or a class of your own.
         server_batch_size: Images per step at the server.
         client_batch_size: Images per local step at a client.
-        validation: Fraction of the training images that is held out, with labels and stratified by class, before the
-            federation is made, in [0, 1); 0 for no validation. The word test uses the test images instead, as many
-            papers do: then the best round is chosen on the images that are reported. A fraction above 0 uses the
-            validation images of the data's own source, if it has some.
+        validation: Fraction of the training images that is held out, with labels and stratified by
+            class, before the federation is made, in [0, 1); 0 for no validation. The word test uses
+            the test images instead, as many papers do: then the best round is chosen on the images
+            that are reported. A fraction above 0 uses the validation images of the data's own
+            source, if it has some.
         eval_batch_size: Images per batch in evaluation.
-        weak: Weak augmentation: auto (the data set's usual one), flip_crop, crop, random_resized_crop, none, or a
-            function of a batch and keys (docs/data.md). Data of your own have no usual one.
-        strong: Strong augmentation: auto, fixmatch, semifl, fedmatch, digits, none (the weak one), or a function.
-        normalize: Shift and scale the pixels by the data set's mean and standard deviation; without, they are 0 to 1.
-        image_size: Side of the images in pixels; for image_folder and a .csv file of images only, and needed there.
-        resize: Side of the square images that the network receives, such as 224 for a pretrained network; views are
-            enlarged or reduced to it (bilinear) when they are made. For the data sets with a name.
-        max_train_images: Use at most this many training images, balanced over the classes, for a quick trial.
-        max_test_images: Use at most this many test images, balanced over the classes, for a quick trial.
-        predict_root: A folder of new images for ``predict``, with any folders below it; the test images if left out.
-            Only where the samples of the data set are 8-bit pixels.
-        cache_dir: A folder for image files that are too many for memory: each is decoded once, and the images are read
-            from a memory-mapped file; for image_folder, ImageTable and SiteFolders. On a GPU they are in its memory.
+        weak: Weak augmentation: auto (the data set's usual one), flip_crop, crop,
+            random_resized_crop, none, or a function of a batch and keys (docs/data.md). Data of
+            your own have no usual one.
+        strong: Strong augmentation: auto, fixmatch, semifl, fedmatch, digits, none (the weak one),
+            or a function.
+        normalize: Shift and scale the pixels by the data set's mean and standard deviation;
+            without, they are 0 to 1.
+        image_size: Side of the images in pixels; for image_folder and a .csv file of images only,
+            and needed there.
+        resize: Side of the square images that the network receives, such as 224 for a pretrained
+            network; views are enlarged or reduced to it (bilinear) when they are made. For the data
+            sets with a name.
+        max_train_images: Use at most this many training images, balanced over the classes, for a
+            quick trial.
+        max_test_images: Use at most this many test images, balanced over the classes, for a quick
+            trial.
+        predict_root: A folder of new images for ``predict``, with any folders below it; the test
+            images if left out. Only where the samples of the data set are 8-bit pixels.
+        cache_dir: A folder for image files that are too many for memory: each is decoded once, and
+            the images are read from a memory-mapped file; for image_folder, ImageTable and
+            SiteFolders. On a GPU they are in its memory.
 
     Raises:
         ValueError: If a value is out of range; the message names the key.
@@ -92,7 +117,10 @@ class FederatedDataModule(LightningDataModule):
 
     def __init__(
         self,
-        dataset: DataSource | LightningDataModule | str | Path = "digits",  # with Path, jsonargparse reads no file
+        dataset: DataSource
+        | LightningDataModule
+        | str
+        | Path = "digits",  # with Path, jsonargparse reads no file
         root: str = "data",
         download: bool = False,
         num_clients: int = 100,
@@ -139,7 +167,10 @@ class FederatedDataModule(LightningDataModule):
         if self.source is None:
             self.spec = datasets.SPECS[datasets.canonical_name(str(dataset))]
         elif resize is not None:
-            raise ValueError("data.resize is for data sets with a name; give your own images in the size to train on")
+            raise ValueError(
+                "data.resize is for data sets with a name; give your own images in the size to "
+                "train on"
+            )
         else:
             self.source.cache_dir = cache_dir
             self.spec = self.source.describe()
@@ -163,20 +194,25 @@ class FederatedDataModule(LightningDataModule):
     ) -> FederatedDataModule:
         """A federation of PyTorch data sets that give ``(sample, label)``, or of tensors.
 
-        With ``client_ids``, the partition is :class:`~lightning_fedssl.data.partition.natural.NaturalClients` and
-        ``num_clients`` the number of identifiers, unless they are given.
+        With ``client_ids``, the partition is
+        :class:`~lightning_fedssl.data.partition.natural.NaturalClients` and ``num_clients`` the
+        number of identifiers, unless they are given.
 
-        A method then takes ``network=functools.partial(MLP, hidden=[32])``: the class with some arguments filled in,
-        which the trainer calls with those that follow from the data, ``num_classes`` and ``in_shape``; likewise
-        ``optimizer=functools.partial(torch.optim.SGD, lr=0.05)``, which it calls with the weights.
+        A method then takes ``network=functools.partial(MLP, hidden=[32])``: the class with some
+        arguments filled in, which the trainer calls with those that follow from the data,
+        ``num_classes`` and ``in_shape``; likewise ``optimizer=functools.partial(torch.optim.SGD,
+        lr=0.05)``, which it calls with the weights.
 
         Args:
             train: Training samples: a data set, or ``(samples, labels)``.
             test: Test samples, likewise.
-            unlabeled: Samples without labels, which only clients get: a data set, or ``(samples,)``.
-            validation: Validation samples as ``train``; or a fraction or ``test``, as the argument of the data module.
-            weak: Weak view: a name, none, or a function; see :mod:`lightning_fedssl.data.augment.custom`. It must be
-                given, since no view fits all data.
+            unlabeled: Samples without labels, which only clients get: a data set, or
+                ``(samples,)``.
+            validation: Validation samples as ``train``; or a fraction or ``test``, as the argument
+                of the data module.
+            weak: Weak view: a name, none, or a function; see
+                :mod:`lightning_fedssl.data.augment.custom`. It must be given, since no view fits
+                all data.
             strong: Strong view, likewise.
             client_ids: For every training sample the identifier of its client.
             test_client_ids: For every test sample the identifier of its client.
@@ -187,7 +223,9 @@ class FederatedDataModule(LightningDataModule):
         if isinstance(validation, (int, float, str)):
             rest, validation = {"validation": validation, **rest}, None
         given = {"train": train, "test": test, "unlabeled": unlabeled, "validation": validation}
-        samples: dict[str, Any] = {part: as_dataset(data) for part, data in given.items() if data is not None}
+        samples: dict[str, Any] = {
+            part: as_dataset(data) for part, data in given.items() if data is not None
+        }
         source = Datasets(
             **samples, client_ids=client_ids, test_client_ids=test_client_ids,
             unlabeled_client_ids=unlabeled_client_ids, class_names=class_names,
@@ -208,16 +246,35 @@ class FederatedDataModule(LightningDataModule):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 10**18:
                 also = ', or "all"' if key == "num_labels" else ""
-                raise ValueError(f"data.{key} must be a whole number from 1 to 1e18{also}; got {shortened(value)}")
-        for key, choices in {"label_location": ("server", "clients"), "weak": WEAK, "strong": STRONG}.items():
+                raise ValueError(
+                    f"data.{key} must be a whole number from 1 to 1e18{also}; got "
+                    f"{shortened(value)}"
+                )
+        for key, choices in {
+            "label_location": ("server", "clients"),
+            "weak": WEAK,
+            "strong": STRONG,
+        }.items():
             if isinstance(value := getattr(self, key), str) and value not in choices:
-                raise ValueError(f"data.{key} must be one of {', '.join(choices)}; got {shortened(value)}")
-        if self.validation != "test" and not (isinstance(self.validation, (int, float)) and 0 <= self.validation < 1):
-            raise ValueError(f'data.validation must be a fraction from 0 to below 1, or "test"; got {self.validation}')
+                raise ValueError(
+                    f"data.{key} must be one of {', '.join(choices)}; got {shortened(value)}"
+                )
+        if self.validation != "test" and not (
+            isinstance(self.validation, (int, float)) and 0 <= self.validation < 1
+        ):
+            raise ValueError(
+                'data.validation must be a fraction from 0 to below 1, or "test"; got '
+                f"{self.validation}"
+            )
         if not isinstance(self.partition, Partition):
-            raise ValueError(f"data.partition is {self.partition!r}; in Python give an object such as Dirichlet(0.3)")
+            raise ValueError(
+                f"data.partition is {self.partition!r}; in Python give an object such as "
+                "Dirichlet(0.3)"
+            )
 
-    def _source_of(self, dataset: DataSource | LightningDataModule | str | Path) -> DataSource | None:
+    def _source_of(
+        self, dataset: DataSource | LightningDataModule | str | Path
+    ) -> DataSource | None:
         """The source of data that is given by class, file or folder; None for a name."""
         size, source = self.image_size, None
         if isinstance(dataset, (DataSource, LightningDataModule)):
@@ -228,10 +285,14 @@ class FederatedDataModule(LightningDataModule):
             source = Table(str(dataset)) if Path(dataset).suffix == ".csv" else Arrays(str(dataset))
         elif datasets.canonical_name(str(dataset)) == datasets.IMAGE_FOLDER:
             if size is None:
-                raise ValueError("data.image_size: image_folder needs the side of its images in pixels, e.g. 32")
+                raise ValueError(
+                    "data.image_size: image_folder needs the side of its images in pixels, e.g. 32"
+                )
             return ImageFolder(self.root, size)
         if size is not None:
-            raise ValueError("data.image_size is for image_folder and a .csv file of images; leave it out")
+            raise ValueError(
+                "data.image_size is for image_folder and a .csv file of images; leave it out"
+            )
         return source
 
     @property
@@ -246,13 +307,23 @@ class FederatedDataModule(LightningDataModule):
 
     @property
     def client_names(self) -> tuple[str, ...]:
-        """The names of the clients where the data have clients of their own and keep them; else none."""
+        """The names of the clients where the data have clients of their own and keep them.
+
+        Else none.
+        """
         return self.spec.client_names if isinstance(self.partition, NaturalClients) else ()
 
     @property
     def in_shape(self) -> tuple[int, ...]:
-        """Shape of a sample, of an image its channels, height and width; known before :meth:`setup`."""
-        return self.spec.in_shape if self.resize is None else (self.spec.in_shape[0], self.resize, self.resize)
+        """Shape of a sample, of an image its channels, height and width.
+
+        Known before :meth:`setup`.
+        """
+        return (
+            self.spec.in_shape
+            if self.resize is None
+            else (self.spec.in_shape[0], self.resize, self.resize)
+        )
 
     @property
     def has_validation(self) -> bool:
@@ -272,7 +343,8 @@ class FederatedDataModule(LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Loads the data set, holds out the validation images and draws the partition.
 
-        A second call does nothing, unless the seed or an attribute that it depends on was set to another value.
+        A second call does nothing, unless the seed or an attribute that it depends on was set to
+        another value.
 
         Args:
             stage: Not used: every stage needs the same.
@@ -296,7 +368,9 @@ class FederatedDataModule(LightningDataModule):
         self.views = self._make_views()
         for key, view in (("weak", self.weak), ("strong", self.strong)):
             if not isinstance(view, str):
-                check_view(getattr(self.views, key), self._train.images[:3], f"data.{key}", self.in_shape)
+                check_view(
+                    getattr(self.views, key), self._train.images[:3], f"data.{key}", self.in_shape
+                )
         self._double_views: Views | None = None
         self.seed = seed
         self._set_up_with = wanted
@@ -314,19 +388,29 @@ class FederatedDataModule(LightningDataModule):
         if clients is not None and self.partition is self._mixed:
             count = int(clients.max()) + 1
             rank_zero_warn(
-                f"data.partition is left out: Iid mixes the samples of the {count} clients that data.dataset names; "
-                f"give data.partition: NaturalClients with data.num_clients: {count}, or data.partition: Iid"
+                f"data.partition is left out: Iid mixes the samples of the {count} clients that "
+                "data.dataset names; "
+                f"give data.partition: NaturalClients with data.num_clients: {count}, or "
+                "data.partition: Iid"
             )
         rows = choose_rows(labels, self.num_classes, seed, fraction, self.max_train_images)
         self._validation = rows.validation
         asked = SplitRequest(
-            rows.available, self.num_classes, self.num_clients, self.num_labels, self.label_location, seed, clients,
+            rows.available,
+            self.num_classes,
+            self.num_clients,
+            self.num_labels,
+            self.label_location,
+            seed,
+            clients,
             rows.without_label,
-        )  # fmt: skip
+        )
         rule = self.partition
         split = rule.split(asked, sampling.rng(seed, "partition"))
         if len(rows.without_label):
-            split = rule.add_unlabeled(split, asked, sampling.rng(seed, "partition", "without label"))
+            split = rule.add_unlabeled(
+                split, asked, sampling.rng(seed, "partition", "without label")
+            )
         rule.check(split, asked)
         used = rows.available >= 0
         used[rows.without_label] = True
@@ -336,7 +420,12 @@ class FederatedDataModule(LightningDataModule):
         """Takes a partition; ``used`` ``(N,)`` marks the images of the federation."""
         self.split = split
         self.statistics = statistics(
-            split, self._train.labels, self.num_classes, self.spec.noun, self.class_names, self.client_names
+            split,
+            self._train.labels,
+            self.num_classes,
+            self.spec.noun,
+            self.class_names,
+            self.client_names,
         )
         clients, self._server = split.client_list, split.server_labeled
         self._labeled, self._unlabeled = clients.labeled.values, clients.unlabeled.values
@@ -355,10 +444,19 @@ class FederatedDataModule(LightningDataModule):
         self._train, self._test = self._train.to(device), self._test.to(device)
         if self._own_validation is not None:
             self._own_validation = self._own_validation.to(device)
-        for name in ("_validation", "_labeled", "_unlabeled", "_server", "_pool", "_outside_server"):
+        for name in (
+            "_validation",
+            "_labeled",
+            "_unlabeled",
+            "_server",
+            "_pool",
+            "_outside_server",
+        ):
             setattr(self, name, getattr(self, name).to(device))
 
-    def local_data(self, party: int, round_index: int, dtype: torch.dtype = torch.float32) -> LocalData:
+    def local_data(
+        self, party: int, round_index: int, dtype: torch.dtype = torch.float32
+    ) -> LocalData:
         """What one party may see in one round.
 
         Args:
@@ -369,7 +467,10 @@ class FederatedDataModule(LightningDataModule):
         is_server, clients = party == sampling.SERVER, self.split.client_list
         labeled, unlabeled = (  # of the server, -1, empty
             values[lists.ends[party] : lists.ends[party + 1]]
-            for values, lists in ((self._labeled, clients.labeled), (self._unlabeled, clients.unlabeled))
+            for values, lists in (
+                (self._labeled, clients.labeled),
+                (self._unlabeled, clients.unlabeled),
+            )
         )
         labeled = self._server if is_server else labeled
         return LocalData(
@@ -386,14 +487,18 @@ class FederatedDataModule(LightningDataModule):
         )
 
     def evaluation_batches(
-        self, stage: Literal["validate", "test"], dtype: torch.dtype = torch.float32, shard: tuple[int, int] = (0, 1)
+        self,
+        stage: Literal["validate", "test"],
+        dtype: torch.dtype = torch.float32,
+        shard: tuple[int, int] = (0, 1),
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches ``(images, labels)`` of plain views, in data-set order.
 
         Args:
             stage: ``"validate"`` for the validation images, ``"test"`` for the test images.
             dtype: The floating type of the images.
-            shard: ``(rank, ranks)``: the batches rank, rank + ranks, .. only; together the ranks see every image once.
+            shard: ``(rank, ranks)``: the batches rank, rank + ranks, .. only; together the ranks
+                see every image once.
         """
         rank, ranks = shard
         source, indices = self._evaluated(stage)
@@ -410,7 +515,9 @@ class FederatedDataModule(LightningDataModule):
         return source, torch.arange(len(source.labels), device=source.labels.device)
 
     def predict_files(self) -> list[str]:
-        """Paths of the images to predict, relative to their folder; none for test images that are no known files.
+        """Paths of the images to predict, relative to their folder.
+
+        None for test images that are no known files.
 
         Raises:
             FileNotFoundError: If there is no such folder, or no image in it.
@@ -420,16 +527,23 @@ class FederatedDataModule(LightningDataModule):
             return list(self._test.files)
         if not self.spec.pixels:
             raise ValueError(
-                "data.predict_root: samples are numbers that are no 8-bit pixels; leave it out, and give data.dataset "
-                "the new samples as its test samples, prepared as the training samples are, with any labels, such as 0"
+                "data.predict_root: samples are numbers that are no 8-bit pixels; leave it out, "
+                "and give data.dataset "
+                "the new samples as its test samples, prepared as the training samples are, with "
+                "any labels, such as 0"
             )
         root = Path(self.predict_root)
         return [path.relative_to(root).as_posix() for path in image_files.image_files(root)]
 
-    def predict_batches(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of plain views of the images to predict, and their labels; -1 for new images, which have none.
+    def predict_batches(
+        self, dtype: torch.dtype = torch.float32
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of plain views of the images to predict, and their labels.
 
-        The files are read as the data set's images are: resized to cover the network's size, cropped to their centre.
+        -1 for new images, which have none.
+
+        The files are read as the data set's images are: resized to cover the network's size,
+        cropped to their centre.
 
         Args:
             dtype: The floating type of the images.
@@ -439,8 +553,13 @@ class FederatedDataModule(LightningDataModule):
             return
         device, files = self.test_labels.device, self.predict_files()
         for start in range(0, len(files), self.eval_batch_size):
-            paths = [Path(self.predict_root, name) for name in files[start : start + self.eval_batch_size]]
-            images = image_files.read_images(paths, self.in_shape, key="data.predict_root").to(device)
+            paths = [
+                Path(self.predict_root, name)
+                for name in files[start : start + self.eval_batch_size]
+            ]
+            images = image_files.read_images(paths, self.in_shape, key="data.predict_root").to(
+                device
+            )
             yield self._plain(images, dtype), torch.full((len(paths),), -1, device=device)
 
     @property
@@ -454,7 +573,9 @@ class FederatedDataModule(LightningDataModule):
         source, rows = self._evaluated("validate")
         return source.labels[rows]
 
-    def test_batch(self, indices: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    def test_batch(
+        self, indices: Tensor, dtype: torch.dtype = torch.float32
+    ) -> tuple[Tensor, Tensor]:
         """Plain views and labels of some test images.
 
         Args:
@@ -465,9 +586,12 @@ class FederatedDataModule(LightningDataModule):
         return self._plain(self._test.images[indices], dtype), self._test.labels[indices]
 
     def client_test_indices(self, client: int) -> Tensor | None:
-        """Indices of a client's own test images among all test images; None if clients have none of their own.
+        """Indices of a client's own test images among all test images.
 
-        They have some where the data have client identifiers and the partition is ``NaturalClients``.
+        None if clients have none of their own.
+
+        They have some where the data have client identifiers and the partition is
+        ``NaturalClients``.
 
         Args:
             client: The client's number.
@@ -478,9 +602,11 @@ class FederatedDataModule(LightningDataModule):
         return (owners == client).nonzero().flatten()
 
     def true_labels(self, indices: Tensor) -> Tensor:
-        """True labels of training images, -1 where nobody knows one: for diagnostics, never given to an algorithm.
+        """True labels of training images, -1 where nobody knows one: for diagnostics, never given
+        to an algorithm.
 
-        Nothing but this convention keeps a method of your own from calling it; no method of this package does.
+        Nothing but this convention keeps a method of your own from calling it; no method of this
+        package does.
 
         Args:
             indices: ``(n,)``.
@@ -491,7 +617,10 @@ class FederatedDataModule(LightningDataModule):
         return self._train.labels[indices]
 
     def own_data_hash(self) -> str:
-        """SHA-256 over all samples and labels of data of the user's own; empty for a data set of a fixed content."""
+        """SHA-256 over all samples and labels of data of the user's own.
+
+        Empty for a data set of a fixed content.
+        """
         if self.source is None:
             return ""
         if self._own_hash is None:
@@ -510,7 +639,8 @@ class FederatedDataModule(LightningDataModule):
         return self.statistics.unknown_counts is not None
 
     def unlabeled_pool(self) -> Tensor:
-        """Indices of all clients' images, in data-set order: what a pass over all clients' images reads.
+        """Indices of all clients' images, in data-set order: what a pass over all clients' images
+        reads.
 
         Labels play no part: where clients hold labelled images, those are among them.
         """
@@ -519,16 +649,23 @@ class FederatedDataModule(LightningDataModule):
     def images_outside_the_server(self) -> Tensor:
         """Indices of all images of the federation but the server's, in data-set order.
 
-        The clients' images, and those that the partition assigns to no client: the remainder of equal parts.
+        The clients' images, and those that the partition assigns to no client: the remainder of
+        equal parts.
         """
         return self._outside_server
 
     def _plain(self, images: Tensor, dtype: torch.dtype) -> Tensor:
         """The plain view of some images."""
-        return self._views_in(dtype).plain(images, torch.zeros(0, dtype=torch.int64, device=images.device)).to(dtype)
+        return (
+            self._views_in(dtype)
+            .plain(images, torch.zeros(0, dtype=torch.int64, device=images.device))
+            .to(dtype)
+        )
 
     def _views_in(self, dtype: torch.dtype) -> Views:
-        """The views that compute in a floating type: 64-bit ones for 64-bit training, else 32-bit ones."""
+        """The views that compute in a floating type: 64-bit ones for 64-bit training, else 32-bit
+        ones.
+        """
         if dtype != torch.float64:
             return self.views
         self._double_views = self._double_views or self._make_views(torch.float64)
@@ -552,7 +689,10 @@ def require_federated(datamodule: object) -> None:
     """
     if not isinstance(datamodule, FederatedDataModule):
         raise TypeError(
-            f"FederatedTrainer needs a FederatedDataModule, not {type(datamodule).__name__}. A Lightning data module "
-            "is adapted by FederatedDataModule(datamodule, weak=..., strong=..., num_clients=...); data sets, such as "
-            "those of a DataLoader, by FederatedDataModule.from_datasets(train=..., test=..., weak=..., strong=...)"
+            f"FederatedTrainer needs a FederatedDataModule, not {type(datamodule).__name__}. A "
+            "Lightning data module "
+            "is adapted by FederatedDataModule(datamodule, weak=..., strong=..., "
+            "num_clients=...); data sets, such as "
+            "those of a DataLoader, by FederatedDataModule.from_datasets(train=..., test=..., "
+            "weak=..., strong=...)"
         )

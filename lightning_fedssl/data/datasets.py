@@ -1,11 +1,11 @@
 """The image data sets: their specifications, and how their files are read as uint8 tensors.
 
-Every set is held whole, as one uint8 tensor ``(N, channels, height, width)`` per split: sets of these sizes fit in
-memory, a batch is then a gather by index, and augmentation works on batches. torchvision's own classes read the files
-and check their sums; they are imported when first needed.
+Every set is held whole, as one uint8 tensor ``(N, channels, height, width)`` per split: sets of
+these sizes fit in memory, a batch is then a gather by index, and augmentation works on batches.
+torchvision's own classes read the files and check their sums; they are imported when first needed.
 
-Normalisation constants: SemiFL (NeurIPS 2022) for MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100, SVHN and STL-10; FedRGD
-(IEEE BigData 2021) for EMNIST; the training images themselves for digits.
+Normalisation constants: SemiFL (NeurIPS 2022) for MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100, SVHN
+and STL-10; FedRGD (IEEE BigData 2021) for EMNIST; the training images themselves for digits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class ImageSplit:
     Attributes:
         images: uint8 ``(N, channels, height, width)``, or float32 numbers ``(N, ...)``.
         labels: int64 ``(N,)``, in 0..num_classes-1; -1 for a training sample without a label.
-        client_ids: The natural client of every image, int64 ``(N,)``, -1 for none; None if the data have none.
+        client_ids: The natural client of every image, int64 ``(N,)``, -1 for none; None if the data
+            have none.
         files: The file of every image, for ``predictions.csv``; empty if they are not known.
     """
 
@@ -57,7 +58,8 @@ class DatasetSpec:
         mean: Mean per channel, for pixels scaled to 0..1.
         std: Standard deviation per channel, for pixels scaled to 0..1.
         class_names: The classes in the order of their labels.
-        pixels: Whether samples are 8-bit images; else they are float32 numbers of any shape, and so are mean and std.
+        pixels: Whether samples are 8-bit images; else they are float32 numbers of any shape, and so
+            are mean and std.
         usual_views: Whether there are usual views, which ``auto`` means.
         client_names: The data's own clients in the order of their numbers; empty if they have none.
     """
@@ -74,23 +76,48 @@ class DatasetSpec:
 
     @property
     def noun(self) -> str:
-        """What messages call a sample: ``image``, or ``sample`` for the row of a table, a signal and the like."""
+        """What messages call a sample: ``image``, or ``sample`` for the row of a table, a signal
+        and the like.
+        """
         return "image" if self.pixels else "sample"
 
 
 _DIGITS = tuple(string.digits)
-_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+_FASHION = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
 _EMNIST = tuple(string.digits + string.ascii_uppercase + "abdefghnqrt")
-_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CIFAR10 = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 _STL10 = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
 _CIFAR100 = """
-apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
-caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
-forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle
-mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
-possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
-sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
-willow_tree wolf woman worm
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
+camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup
+dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower
+leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange
+orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit
+raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel
+streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip
+turtle wardrobe whale willow_tree wolf woman worm
 """
 
 IMAGE_FOLDER = "image_folder"
@@ -103,12 +130,23 @@ SPECS: dict[str, DatasetSpec] = {
         DatasetSpec("mnist", 10, (1, 28, 28), (0.1307,), (0.3081,), _DIGITS),
         DatasetSpec("fashion_mnist", 10, (1, 28, 28), (0.2860,), (0.3530,), _FASHION),
         DatasetSpec("emnist", 47, (1, 28, 28), (0.1307,), (0.3081,), _EMNIST),
-        DatasetSpec("cifar10", 10, (3, 32, 32), (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), _CIFAR10),
         DatasetSpec(
-            "cifar100", 100, (3, 32, 32), (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), tuple(_CIFAR100.split())
+            "cifar10", 10, (3, 32, 32), (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), _CIFAR10
         ),
-        DatasetSpec("svhn", 10, (3, 32, 32), (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), _DIGITS),
-        DatasetSpec("stl10", 10, (3, 96, 96), (0.4409, 0.4279, 0.3868), (0.2683, 0.2610, 0.2687), _STL10),
+        DatasetSpec(
+            "cifar100",
+            100,
+            (3, 32, 32),
+            (0.5071, 0.4865, 0.4409),
+            (0.2673, 0.2564, 0.2762),
+            tuple(_CIFAR100.split()),
+        ),
+        DatasetSpec(
+            "svhn", 10, (3, 32, 32), (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), _DIGITS
+        ),
+        DatasetSpec(
+            "stl10", 10, (3, 96, 96), (0.4409, 0.4279, 0.3868), (0.2683, 0.2610, 0.2687), _STL10
+        ),
     )
 }
 """The data sets by canonical name."""
@@ -116,7 +154,9 @@ SPECS: dict[str, DatasetSpec] = {
 
 @dataclass(frozen=True)
 class _Source:
-    """How torchvision reads one data set: its class, the arguments of the two splits, the files looked for."""
+    """How torchvision reads one data set: its class, the arguments of the two splits, the files
+    looked for.
+    """
 
     class_name: str
     train: dict[str, Any]
@@ -126,23 +166,40 @@ class _Source:
 
 _BY_FLAG: dict[str, dict[str, Any]] = {"train": {"train": True}, "test": {"train": False}}
 _BY_NAME: dict[str, dict[str, Any]] = {"train": {"split": "train"}, "test": {"split": "test"}}
-_BALANCED: dict[str, dict[str, Any]] = {k: {"split": "balanced", **flag} for k, flag in _BY_FLAG.items()}
+_BALANCED: dict[str, dict[str, Any]] = {
+    k: {"split": "balanced", **flag} for k, flag in _BY_FLAG.items()
+}
 _IDX_FILES = "raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte"
 
 _SOURCES = {
     "mnist": _Source("MNIST", **_BY_FLAG, files=f"MNIST/{_IDX_FILES}"),
     "fashion_mnist": _Source("FashionMNIST", **_BY_FLAG, files=f"FashionMNIST/{_IDX_FILES}"),
     "emnist": _Source(
-        "EMNIST", **_BALANCED, files="EMNIST/raw/emnist-balanced-{train,test}-{images-idx3,labels-idx1}-ubyte"
+        "EMNIST",
+        **_BALANCED,
+        files="EMNIST/raw/emnist-balanced-{train,test}-{images-idx3,labels-idx1}-ubyte",
     ),
-    "cifar10": _Source("CIFAR10", **_BY_FLAG, files="cifar-10-batches-py/{data_batch_1..5,test_batch,batches.meta}"),
+    "cifar10": _Source(
+        "CIFAR10", **_BY_FLAG, files="cifar-10-batches-py/{data_batch_1..5,test_batch,batches.meta}"
+    ),
     "cifar100": _Source("CIFAR100", **_BY_FLAG, files="cifar-100-python/{train,test,meta}"),
     "svhn": _Source("SVHN", **_BY_NAME, files="{train,test}_32x32.mat"),
-    # FedRGD assigns the labelled training split; the 100,000 further images without labels are in no method's protocol.
-    "stl10": _Source("STL10", **_BY_NAME, files="stl10_binary/{train_X,train_y,test_X,test_y,unlabeled_X}.bin"),
+    # FedRGD assigns the labelled training split; the 100,000 further images without labels are in
+    # no method's protocol.
+    "stl10": _Source(
+        "STL10", **_BY_NAME, files="stl10_binary/{train_X,train_y,test_X,test_y,unlabeled_X}.bin"
+    ),
 }
 
-_READ_ERRORS = (RuntimeError, OSError, ValueError, AssertionError, EOFError, KeyError, pickle.UnpicklingError)
+_READ_ERRORS = (
+    RuntimeError,
+    OSError,
+    ValueError,
+    AssertionError,
+    EOFError,
+    KeyError,
+    pickle.UnpicklingError,
+)
 
 
 def canonical_name(name: str) -> str:
@@ -160,7 +217,8 @@ def canonical_name(name: str) -> str:
         close = difflib.get_close_matches(name.lower(), known.values(), n=1)
         hint = f"did you mean {close[0]}? Choose" if close else "choose"
         raise ValueError(
-            f"data.dataset: {shortened(name)!r} is not a known data set; {hint} one of {', '.join(known.values())}, a "
+            f"data.dataset: {shortened(name)!r} is not a known data set; {hint} one of "
+            f"{', '.join(known.values())}, a "
             ".csv or .npz file that exists, or a class such as Datasets or ImageTable"
         )
     return key
@@ -172,13 +230,18 @@ def shortened(value: object) -> str:
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
-def load(name: str, root: str | Path = "data", download: bool = False) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:
+def load(
+    name: str, root: str | Path = "data", download: bool = False
+) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:
     """Reads a data set: its specification, the training split and the test split.
 
-    * ``digits`` comes with scikit-learn (1,797 images of 8x8). It has no official test split: of every class, each
-      fifth image in the file's order is a test image, whatever the seed (355 in all).
-    * ``emnist`` is the balanced split with 47 classes; its files hold transposed images, here they stand upright.
-    * ``svhn`` is train and test, without the "extra" images; ``stl10`` the labelled splits, without the unlabelled one.
+    * ``digits`` comes with scikit-learn (1,797 images of 8x8). It has no official test split: of
+      every class, each fifth image in the file's order is a test image, whatever the seed (355 in
+      all).
+    * ``emnist`` is the balanced split with 47 classes; its files hold transposed images, here they
+      stand upright.
+    * ``svhn`` is train and test, without the "extra" images; ``stl10`` the labelled splits, without
+      the unlabelled one.
 
     Args:
         name: Name of the data set, spelt as :func:`canonical_name` allows.
@@ -193,12 +256,16 @@ def load(name: str, root: str | Path = "data", download: bool = False) -> tuple[
         images, labels = _digits()
         return spec, *every_fifth(images, labels, 10)
     source = _SOURCES[spec.name]
-    train, test = (_read_torchvision(spec, chosen, Path(root), download) for chosen in (source.train, source.test))
+    train, test = (
+        _read_torchvision(spec, chosen, Path(root), download)
+        for chosen in (source.train, source.test)
+    )
     return spec, train, test
 
 
 def every_fifth(values: Tensor, labels: Tensor, num_classes: int) -> tuple[ImageSplit, ImageSplit]:
-    """Training and test split: of every class, each fifth sample in the given order is a test sample.
+    """Training and test split: of every class, each fifth sample in the given order is a test
+    sample.
 
     Args:
         values: The samples.
@@ -208,30 +275,39 @@ def every_fifth(values: Tensor, labels: Tensor, num_classes: int) -> tuple[Image
     is_test = torch.zeros(len(labels), dtype=torch.bool)
     for label in range(num_classes):
         is_test[(labels == label).nonzero().flatten()[4::5]] = True
-    return ImageSplit(values[~is_test], labels[~is_test]), ImageSplit(values[is_test], labels[is_test])
+    return ImageSplit(values[~is_test], labels[~is_test]), ImageSplit(
+        values[is_test], labels[is_test]
+    )
 
 
 @functools.cache
 def _digits() -> tuple[Tensor, Tensor]:
-    """All images and labels, read once in a process: scikit-learn parses them as text, as long as a run's set-up."""
+    """All images and labels, read once in a process: scikit-learn parses them as text, as long as a
+    run's set-up.
+    """
     bunch = importlib.import_module("sklearn.datasets").load_digits()
     images = torch.from_numpy(bunch.images)[:, None] * (255 / 16)
     return images.round().to(torch.uint8), torch.from_numpy(bunch.target)
 
 
-def _read_torchvision(spec: DatasetSpec, arguments: dict[str, Any], root: Path, download: bool) -> ImageSplit:
+def _read_torchvision(
+    spec: DatasetSpec, arguments: dict[str, Any], root: Path, download: bool
+) -> ImageSplit:
     source = _SOURCES[spec.name]
     reader = getattr(importlib.import_module("torchvision.datasets"), source.class_name)
     try:
         data = reader(root=str(root), download=download, **arguments)
     except _READ_ERRORS as error:
         remedy = (
-            "the download failed: check the network and the free space, or place the files there yourself"
+            "the download failed: check the network and the free space, or place the files there "
+            "yourself"
             if download
-            else "place the files there, point data.root at the folder that holds them, or give --data.download true"
+            else "place the files there, point data.root at the folder that holds them, or give "
+            "--data.download true"
         )
         raise FileNotFoundError(
-            f"data.root: {spec.name} was not found, or is damaged, in {str(root)!r}. Looked for {source.files}; "
+            f"data.root: {spec.name} was not found, or is damaged, in {str(root)!r}. Looked for "
+            f"{source.files}; "
             f"{remedy}. Reported: {error or type(error).__name__}"
         ) from error
     images = torch.from_numpy(np.ascontiguousarray(data.data))
@@ -241,4 +317,6 @@ def _read_torchvision(spec: DatasetSpec, arguments: dict[str, Any], root: Path, 
         images = images.transpose(2, 3).contiguous()
     if spec.name in ("cifar10", "cifar100"):
         images = images.permute(0, 3, 1, 2).contiguous()
-    return ImageSplit(images, torch.as_tensor(data.targets if hasattr(data, "targets") else data.labels))
+    return ImageSplit(
+        images, torch.as_tensor(data.targets if hasattr(data, "targets") else data.labels)
+    )

@@ -17,7 +17,8 @@ class TrainingRows(NamedTuple):
 
     Attributes:
         validation: Indices of the images held out for validation, ``(n,)``.
-        available: Labels of all training images ``(N,)``, -1 for those that are held out, not used, or without label.
+        available: Labels of all training images ``(N,)``, -1 for those that are held out, not used,
+            or without label.
         without_label: Indices of the images that have no label at all, ``(n,)``.
     """
 
@@ -43,9 +44,15 @@ def choose_rows(
     """
     labeled, without_label = (labels >= 0).nonzero().flatten(), (labels < 0).nonzero().flatten()
     if most is not None and most < len(labeled):
-        labeled = labeled[choose_balanced(labels[labeled], most, num_classes, sampling.rng(seed, "max_train_images"))]
+        labeled = labeled[
+            choose_balanced(
+                labels[labeled], most, num_classes, sampling.rng(seed, "max_train_images")
+            )
+        ]
     if most is not None and most < len(without_label):
-        drawn = sampling.rng(seed, "max_train_images", "without label").permutation(len(without_label))[:most]
+        drawn = sampling.rng(seed, "max_train_images", "without label").permutation(
+            len(without_label)
+        )[:most]
         without_label = without_label[torch.from_numpy(drawn).sort().values]
     validation = labeled[_choose_validation(labels[labeled], num_classes, seed, fraction)]
     available = torch.full_like(labels, -1)
@@ -71,13 +78,16 @@ def limit_test(test: ImageSplit, most: int | None, num_classes: int, seed: int) 
     return ImageSplit(test.images[kept], test.labels[kept], clients, files)
 
 
-def _choose_validation(labels: Tensor, num_classes: int, seed: int, fraction: float | Literal["test"]) -> Tensor:
+def _choose_validation(
+    labels: Tensor, num_classes: int, seed: int, fraction: float | Literal["test"]
+) -> Tensor:
     if fraction == "test" or fraction == 0:
         return torch.zeros(0, dtype=torch.int64)
     count = round(fraction * len(labels))
     if not 0 < count < len(labels):
         raise ValueError(
-            f"data.validation: {fraction} of {len(labels)} training samples would hold out {count}; "
+            f"data.validation: {fraction} of {len(labels)} training samples would hold out "
+            f"{count}; "
             "it must leave at least one sample on both sides"
         )
     return choose_stratified(labels, count, num_classes, sampling.rng(seed, "validation"))

@@ -16,19 +16,23 @@ from filelock import FileLock
 from torch import Tensor
 
 RESAMPLING = "BILINEAR"
-"""Pillow's name of the filter that resizes images; it averages over more pixels the more an image shrinks."""
+"""Pillow's name of the filter that resizes images; it averages over more pixels the more an image
+shrinks."""
 
 
 def read_images(
-    paths: Sequence[str | Path], in_shape: tuple[int, ...], cache_dir: str | None = None, key: str = "data.root"
+    paths: Sequence[str | Path],
+    in_shape: tuple[int, ...],
+    cache_dir: str | None = None,
+    key: str = "data.root",
 ) -> Tensor:
     """Reads image files, in order.
 
     Args:
         paths: The files.
         in_shape: Channels (1 for grey, 3 for colours), height and width.
-        cache_dir: A folder; the decoded images are in a memory-mapped ``.npy`` file there, which later runs use as it
-            is. None: in memory.
+        cache_dir: A folder; the decoded images are in a memory-mapped ``.npy`` file there, which
+            later runs use as it is. None: in memory.
         key: The key of the configuration that a message names.
 
     Returns:
@@ -49,7 +53,9 @@ def read_images(
             partial = final.with_suffix(".partial.npy")
             _decode(paths, in_shape, key, np.lib.format.open_memmap(partial, "w+", np.uint8, shape))
             partial.replace(final)
-    return torch.from_numpy(np.load(final, mmap_mode="c"))  # torch refuses read-only arrays; nothing writes to it
+    return torch.from_numpy(
+        np.load(final, mmap_mode="c")
+    )  # torch refuses read-only arrays; nothing writes to it
 
 
 def _decode(paths: Sequence[str | Path], in_shape: tuple[int, ...], key: str, images: Any) -> None:
@@ -62,10 +68,14 @@ def _decode(paths: Sequence[str | Path], in_shape: tuple[int, ...], key: str, im
 
 
 def _fingerprint(paths: Sequence[str | Path], in_shape: tuple[int, ...]) -> str:
-    """A hash of the files' paths, sizes and times of change, and of the shape of the decoded images."""
+    """A hash of the files' paths, sizes and times of change, and of the shape of the decoded
+    images.
+    """
     digest = hashlib.sha256(repr((in_shape, "upright")).encode())
     for path in paths:
-        status = os.stat(path) if os.path.exists(path) else None  # a missing file is refused when it is read
+        status = (
+            os.stat(path) if os.path.exists(path) else None
+        )  # a missing file is refused when it is read
         known = (status.st_size, status.st_mtime_ns) if status else ()
         digest.update(repr((os.path.abspath(path), known)).encode())
     return digest.hexdigest()[:32]
@@ -87,10 +97,16 @@ def image_files(root: Path, key: str = "data.predict_root") -> list[Path]:
     found = []
     for folder, below, names in os.walk(root, followlinks=True):
         below[:] = [name for name in below if _is_visible(name)]
-        found += [Path(folder, name) for name in names if _is_visible(name) and Path(name).suffix.lower() in known]
+        found += [
+            Path(folder, name)
+            for name in names
+            if _is_visible(name) and Path(name).suffix.lower() in known
+        ]
     if not found:
         problem = "holds no image file" if root.is_dir() else "does not exist"
-        raise FileNotFoundError(f"{key}: the folder {str(root)!r} {problem}; give a folder of images")
+        raise FileNotFoundError(
+            f"{key}: the folder {str(root)!r} {problem}; give a folder of images"
+        )
     return sorted(found)
 
 
@@ -99,7 +115,9 @@ def _is_visible(name: str) -> bool:
 
 
 def visible_folders(root: Path) -> list[Path]:
-    """The folders in a folder, sorted, without hidden ones such as ``.ipynb_checkpoints``; none if it is no folder.
+    """The folders in a folder, sorted, without hidden ones such as ``.ipynb_checkpoints``.
+
+    None if it is no folder.
 
     Args:
         root: The folder.
@@ -109,7 +127,8 @@ def visible_folders(root: Path) -> list[Path]:
 
 
 def read_image(path: str | Path, in_shape: tuple[int, ...], key: str = "data.root") -> Tensor:
-    """Read an image file: upright by its EXIF data, resized to cover the network's size and cropped to its centre.
+    """Read an image file: upright by its EXIF data, resized to cover the network's size and cropped
+    to its centre.
 
     Args:
         path: The file.
@@ -125,7 +144,9 @@ def read_image(path: str | Path, in_shape: tuple[int, ...], key: str = "data.roo
     from PIL import Image, ImageOps
 
     if len(in_shape) != 3 or in_shape[0] not in (1, 3):
-        raise ValueError(f"{key}: image files have 1 or 3 channels, but the network takes {in_shape}; use Python")
+        raise ValueError(
+            f"{key}: image files have 1 or 3 channels, but the network takes {in_shape}; use Python"
+        )
     channels, height, width = in_shape
     try:
         if not os.path.isfile(path):  # a pipe would wait for its writer
@@ -144,13 +165,21 @@ def read_image(path: str | Path, in_shape: tuple[int, ...], key: str = "data.roo
 
 
 def _to_rgb(image: Any) -> Any:
-    """A Pillow image as 8-bit RGB; 16-bit grey values are scaled by their range, which Pillow itself would clip."""
+    """A Pillow image as 8-bit RGB.
+
+    16-bit grey values are scaled by their range, which Pillow itself would clip.
+    """
     from PIL import Image
 
     mode = image.mode
-    if mode.startswith("I;16") or (mode == "I" and image.format == "PNG"):  # older Pillow opens a 16-bit PNG as I
+    if mode.startswith("I;16") or (
+        mode == "I" and image.format == "PNG"
+    ):  # older Pillow opens a 16-bit PNG as I
         values = np.asarray(image, dtype=np.int64)
         image = Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))
     elif mode in ("I", "F"):
-        raise ValueError(f"mode {mode}: 32-bit values have no fixed range; convert the file to 8 or 16 bits per value")
+        raise ValueError(
+            f"mode {mode}: 32-bit values have no fixed range; convert the file to 8 or 16 bits "
+            "per value"
+        )
     return image.convert("RGB")

@@ -13,13 +13,16 @@ from torch import Tensor
 from lightning_fedssl import sampling
 
 CHUNK = 512
-"""The number of images augmented in one call: large for few calls, small enough for a processor's cache."""
+"""The number of images augmented in one call: large for few calls, small enough for a processor's
+cache."""
 
 CHUNK_BYTES = 64 << 20
-"""The largest size of the float32 views of one call; images of 224 x 224 pixels are augmented 111 at a time."""
+"""The largest size of the float32 views of one call; images of 224 x 224 pixels are augmented 111
+at a time."""
 
 ViewFunction = Callable[[Tensor, Tensor], Tensor]
-"""A batched view: uint8 images ``(n, channels, height, width)`` and keys ``(n,)`` to normalised float32 images."""
+"""A batched view: uint8 images ``(n, channels, height, width)`` and keys ``(n,)`` to normalised
+float32 images."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,9 @@ class Views:
 
 
 class Span(NamedTuple):
-    """A part of one epoch: its number from 0, the place of the first image in it, and the number of images."""
+    """A part of one epoch: its number from 0, the place of the first image in it, and the number of
+    images.
+    """
 
     epoch: int
     start: int
@@ -49,7 +54,8 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Visits:
-    """Where images are visited: the epochs, and the places in each, on which their random numbers depend.
+    """Where images are visited: the epochs, and the places in each, on which their random numbers
+    depend.
 
     Attributes:
         spans: The parts of one or several epochs, in the order of the images.
@@ -63,7 +69,9 @@ class Visits:
         Args:
             of_epoch: Returns one value for each place of an epoch.
         """
-        return _joined([of_epoch(span.epoch)[span.start : span.start + span.length] for span in self.spans])
+        return _joined(
+            [of_epoch(span.epoch)[span.start : span.start + span.length] for span in self.spans]
+        )
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,8 @@ class LocalData:
         party: The client's number, or :data:`lightning_fedssl.sampling.SERVER`.
         round: The round, from 1.
         seed: The run's seed.
-        images: All training images of the run, uint8 ``(N, channels, height, width)``; shared, on the device.
+        images: All training images of the run, uint8 ``(N, channels, height, width)``; shared, on
+            the device.
         labeled: Indices of this party's labelled images, ``(labelled,)``.
         labels: Their labels, ``(labelled,)``.
         unlabeled: Indices of this party's unlabelled images, ``(unlabelled,)``.
@@ -99,7 +108,13 @@ class LocalData:
     @property
     def chunk(self) -> int:
         """The number of images whose views are computed in one call; views do not depend on it."""
-        return max(1, min(CHUNK, int(CHUNK_BYTES // (4 * self.images.shape[1:].numel() * self.views.enlargement))))
+        return max(
+            1,
+            min(
+                CHUNK,
+                int(CHUNK_BYTES // (4 * self.images.shape[1:].numel() * self.views.enlargement)),
+            ),
+        )
 
     def rng(self, purpose: str, *more: int) -> np.random.Generator:
         """This party's host random stream of this round for one purpose."""
@@ -114,31 +129,57 @@ class LocalData:
         """Normalised images: ``(n, channels, height, width)``."""
         return self.views.plain(self.images.index_select(0, indices), indices[:0]).to(self.dtype)
 
-    def weak(self, indices: Tensor, purpose: str, *more: int, start: int = 0, visits: Visits | None = None) -> Tensor:
-        """Weakly augmented images; the draws are a function of (seed, round, party, purpose, place).
+    def weak(
+        self,
+        indices: Tensor,
+        purpose: str,
+        *more: int,
+        start: int = 0,
+        visits: Visits | None = None,
+    ) -> Tensor:
+        """Weakly augmented images; the draws are a function of (seed, round, party, purpose,
+        place).
 
         Args:
             indices: ``(n,)``.
             purpose: What the views are for; two purposes draw independently.
             more: Further parts of the key, such as the epoch.
             start: Place of the first image in its epoch.
-            visits: Epochs and places of the images, instead of an epoch in ``more`` and of ``start``.
+            visits: Epochs and places of the images, instead of an epoch in ``more`` and of
+                ``start``.
         """
         return self._view(self.views.weak, indices, (purpose, *more), start, visits)
 
-    def strong(self, indices: Tensor, purpose: str, *more: int, start: int = 0, visits: Visits | None = None) -> Tensor:
+    def strong(
+        self,
+        indices: Tensor,
+        purpose: str,
+        *more: int,
+        start: int = 0,
+        visits: Visits | None = None,
+    ) -> Tensor:
         """Strongly augmented images; draws as in :meth:`weak`."""
         return self._view(self.views.strong, indices, (purpose, *more), start, visits)
 
     def _view(
-        self, view: ViewFunction, indices: Tensor, purpose: tuple[str | int, ...], start: int, visits: Visits | None
+        self,
+        view: ViewFunction,
+        indices: Tensor,
+        purpose: tuple[str | int, ...],
+        start: int,
+        visits: Visits | None,
     ) -> Tensor:
         if view is self.views.plain:  # no augmentation, so no random numbers
             return self.plain(indices)
         if visits is None:
             keys = self._keys(purpose, start, len(indices))
         else:
-            keys = _joined([self._keys((*purpose, epoch), first, length) for epoch, first, length in visits.spans])
+            keys = _joined(
+                [
+                    self._keys((*purpose, epoch), first, length)
+                    for epoch, first, length in visits.spans
+                ]
+            )
         return view(self.images.index_select(0, indices), keys).to(self.dtype)
 
     def _keys(self, purpose: tuple[str | int, ...], start: int, count: int) -> Tensor:

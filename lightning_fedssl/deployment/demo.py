@@ -1,4 +1,6 @@
-"""A SuperLink and SuperNodes as processes of this machine, with TLS: for a demonstration and for tests."""
+"""A SuperLink and SuperNodes as processes of this machine, with TLS: for a demonstration and for
+tests.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,20 @@ class LocalFederation:
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         write_certificates(self.folder)
-        link = f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.folder / "ca.crt"}"\n'
+        link = (
+            f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.folder / "ca.crt"}"\n'
+        )
         text = f'[superlink]\ndefault = "local"\n[superlink.local]\n{link}'
         (self.folder / "home" / "config.toml").write_text(text, encoding="utf-8")
         # Flower starts its programs by name, so they must be in the path.
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         home = str(self.folder / "home")
-        self.environment = {**os.environ, "FLWR_HOME": home, "FLWR_TELEMETRY_ENABLED": "0", "PATH": path}
+        self.environment = {
+            **os.environ,
+            "FLWR_HOME": home,
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "PATH": path,
+        }
 
     def __enter__(self) -> LocalFederation:
         return self
@@ -43,10 +52,22 @@ class LocalFederation:
     def start_server(self) -> None:
         """Start the SuperLink, and wait until it listens."""
         certificates = {"certfile": "server.pem", "keyfile": "server.key", "ca-certfile": "ca.crt"}
-        options = [part for key, name in certificates.items() for part in (f"--ssl-{key}", str(self.folder / name))]
-        options += ["--host", "127.0.0.1", "--port", str(self.port), "--disable-runtime-dependency-installation"]
+        options = [
+            part
+            for key, name in certificates.items()
+            for part in (f"--ssl-{key}", str(self.folder / name))
+        ]
+        options += [
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            "--disable-runtime-dependency-installation",
+        ]
         # Without a database a SuperLink that restarts does not know the nodes that are connected.
-        self.start("server", "flower-superlink", *options, "--database", str(self.folder / "superlink.db"))
+        self.start(
+            "server", "flower-superlink", *options, "--database", str(self.folder / "superlink.db")
+        )
         while not _listens(self.port) and self.processes["server"].poll() is None:
             time.sleep(0.2)
 
@@ -56,7 +77,8 @@ class LocalFederation:
         Args:
             name: The name of its log.
             node_config: Flower's node configuration, such as ``client=0``.
-            port: The port of the SuperLink or of a proxy of it; that of :meth:`start_server` if left out.
+            port: The port of the SuperLink or of a proxy of it; that of :meth:`start_server` if
+                left out.
         """
         link, ca = f"127.0.0.1:{port or self.port}", str(self.folder / "ca.crt")
         own = ["--port", str(free_port()), "--node-config", node_config]
@@ -66,8 +88,13 @@ class LocalFederation:
         """Start a process."""
         with self.log(name).open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                command, env=self.environment, cwd=self.folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-            )  # fmt: skip
+                command,
+                env=self.environment,
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
         return self.processes[name]
 
     def stop(self, name: str) -> None:
@@ -82,9 +109,11 @@ class LocalFederation:
 
 
 def write_certificates(folder: Path) -> None:
-    """Write a certificate authority ``ca.crt`` and a certificate of it for this machine, ``server.pem``, with its key.
+    """Write a certificate authority ``ca.crt`` and a certificate of it for this machine,
+    ``server.pem``, with its key.
 
-    They are valid for a day: for tests and demonstrations. The commands are those of docs/deployment.md.
+    They are valid for a day: for tests and demonstrations. The commands are those of
+    docs/deployment.md.
 
     Args:
         folder: The folder.
@@ -94,7 +123,8 @@ def write_certificates(folder: Path) -> None:
     for command in (
         f"req -x509 {key} -days 1 -subj /CN=demo -keyout ca.key -out ca.crt",
         f"req {key} -subj /CN=localhost -keyout server.key -out server.csr",
-        "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 1 -extfile san.txt -out server.pem",
+        "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 1 -extfile "
+        "san.txt -out server.pem",
     ):
         subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
 

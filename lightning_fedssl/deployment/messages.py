@@ -1,7 +1,9 @@
-"""The messages between server and nodes: tensors by name, plain values, and sums of scalars, as Flower's records.
+"""The messages between server and nodes: tensors by name, plain values, and sums of scalars, as
+Flower's records.
 
-The tensors are those of the communication ledger, with the same names and sizes. Nothing is pickled. What a node sends
-may be anything: :func:`read_answer` compares it with what the server expects before it reads a tensor.
+The tensors are those of the communication ledger, with the same names and sizes. Nothing is
+pickled. What a node sends may be anything: :func:`read_answer` compares it with what the server
+expects before it reads a tensor.
 """
 
 from __future__ import annotations
@@ -26,24 +28,34 @@ LARGEST = 2**53
 """The largest number in a message."""
 
 Scalars = Mapping[str, tuple[float, float]]
-"""For each scalar that a client logs, the weighted sum of its values and the sum of their weights."""
+"""For each scalar that a client logs,
+the weighted sum of its values and the sum of their weights.
+"""
 
 
 class MessageError(ValueError):
     """An answer that the server cannot use; the text says what is wrong with it."""
 
 
-def to_records(tensors: State, values: Mapping[str, Any], scalars: Scalars | None = None) -> RecordDict:
+def to_records(
+    tensors: State, values: Mapping[str, Any], scalars: Scalars | None = None
+) -> RecordDict:
     """The records of a message."""
-    arrays = ArrayRecord({name: Array(t.detach().cpu().contiguous().numpy()) for name, t in tensors.items()})
-    sums = MetricRecord({name: [float(part) for part in pair] for name, pair in (scalars or {}).items()})
+    arrays = ArrayRecord(
+        {name: Array(t.detach().cpu().contiguous().numpy()) for name, t in tensors.items()}
+    )
+    sums = MetricRecord(
+        {name: [float(part) for part in pair] for name, pair in (scalars or {}).items()}
+    )
     return RecordDict({"tensors": arrays, "values": ConfigRecord(dict(values)), "scalars": sums})
 
 
 def read_order(records: RecordDict) -> tuple[State, dict[str, Any]]:
     """The tensors and values of a message of the server, which nodes trust."""
     arrays = records.array_records["tensors"]
-    return {n: torch.from_numpy(np.array(a.numpy())) for n, a in arrays.items()}, dict(records.config_records["values"])
+    return {n: torch.from_numpy(np.array(a.numpy())) for n, a in arrays.items()}, dict(
+        records.config_records["values"]
+    )
 
 
 def read_answer(
@@ -63,14 +75,20 @@ def read_answer(
     try:
         if answer.has_error():
             raise MessageError(f"failed: {shown(answer.error.reason)}")
-        found, content = [answer.content.config_records["values"].get(name) for name in numbers], answer.content
+        found, content = (
+            [answer.content.config_records["values"].get(name) for name in numbers],
+            answer.content,
+        )
         for name, number in zip(numbers, found, strict=True):
             if type(number) is not int or not 0 <= number <= LARGEST:
                 raise MessageError(f"its value {name!r} is {shown(number)}")
         sums = content.metric_records.get("scalars", {})
         arrays: Mapping[str, Array] = content.array_records["tensors"]
         if arrays and (wrong := sorted(arrays.keys() ^ expected.keys())):
-            raise MessageError(f"{shown(wrong[0])!r} of its tensors is {'un' * (wrong[0] in arrays)}known or missing")
+            raise MessageError(
+                f"{shown(wrong[0])!r} of its tensors is {'un' * (wrong[0] in arrays)}known or "
+                "missing"
+            )
         tensors = {name: _tensor(name, array, expected[name]) for name, array in arrays.items()}
         return found, tensors, {name: _pair(name, sums[name]) for name in scalars if name in sums}
     except MessageError:
@@ -87,33 +105,52 @@ def _pair(name: str, value: Any) -> tuple[float, float]:
 
 
 def _tensor(name: str, array: Array, expected: Tensor) -> Tensor:
-    """A tensor from the bytes that ``numpy.save`` writes of one of this shape and type; others are not parsed."""
-    kind, start = np.dtype(str(expected.dtype).removeprefix("torch.")), max(0, len(array.data) - expected.nbytes)
+    """A tensor from the bytes that ``numpy.save`` writes of one of this shape and type.
+
+    Others are not parsed.
+    """
+    kind, start = (
+        np.dtype(str(expected.dtype).removeprefix("torch.")),
+        max(0, len(array.data) - expected.nbytes),
+    )
     text = f"{{'descr': {kind.str!r}, 'fortran_order': False, 'shape': {tuple(expected.shape)}, }}"
     header = rb"\x93NUMPY[\x01\x02]\x00.{2,4}" + re.escape(text.encode()) + rb" {0,99}\n"
     known = (array.dtype, tuple(array.shape)) == (kind.name, tuple(expected.shape))
     if not known or not re.fullmatch(header, array.data[:start], re.DOTALL):
         raise MessageError(
-            f"{name!r} of its tensors is {shown(array.dtype)} {shown(tuple(array.shape[:9]))} in {len(array.data)} "
+            f"{name!r} of its tensors is {shown(array.dtype)} {shown(tuple(array.shape[:9]))} in "
+            f"{len(array.data)} "
             f"bytes instead of {kind.name} {tuple(expected.shape)} as numpy saves it"
         )
     if not expected.nbytes:
         return torch.empty(expected.shape, dtype=expected.dtype)
-    return torch.frombuffer(bytearray(array.data[start:]), dtype=expected.dtype).reshape(expected.shape)
+    return torch.frombuffer(bytearray(array.data[start:]), dtype=expected.dtype).reshape(
+        expected.shape
+    )
 
 
 def shown(text: object) -> str:
-    """A text from another machine as a log may show it: at most 200 characters, without line breaks and escapes."""
+    """A text from another machine as a log may show it: at most 200 characters, without line breaks
+    and escapes.
+    """
     return str(text)[:200].encode("unicode_escape").decode()[:200]
 
 
 def pack_moments(moments: Mapping[str, Moments]) -> State:
-    """Batch-norm moments as tensors, under the names of the ledger: ``moments.LAYER.count``, ``mean``, ``variance``."""
-    named = [(f"moments.{layer}.{part}", t) for layer, m in moments.items() for part, t in m._asdict().items()]
+    """Batch-norm moments as tensors, under the names of the ledger: ``moments.LAYER.count``,
+    ``mean``, ``variance``.
+    """
+    named = [
+        (f"moments.{layer}.{part}", t)
+        for layer, m in moments.items()
+        for part, t in m._asdict().items()
+    ]
     return {name: torch.as_tensor(value) for name, value in named}
 
 
-def unpack_moments(tensors: State, of_two: Mapping[str, Moments], images: int) -> dict[str, Moments]:
+def unpack_moments(
+    tensors: State, of_two: Mapping[str, Moments], images: int
+) -> dict[str, Moments]:
     """Batch-norm moments of a client with so many images; none of a client with fewer than two.
 
     Args:
@@ -128,9 +165,13 @@ def unpack_moments(tensors: State, of_two: Mapping[str, Moments], images: int) -
         raise MessageError(f"it has {'no ' * (not tensors)}moments of {images} images")
     found = {}
     for layer, two in of_two.items() if tensors else ():
-        count, mean, variance = (tensors[f"moments.{layer}.{part}"] for part in ("count", "mean", "variance"))
+        count, mean, variance = (
+            tensors[f"moments.{layer}.{part}"] for part in ("count", "mean", "variance")
+        )
         valid = mean.isfinite().all() and variance.isfinite().all() and float(variance.min()) >= 0
         if int(count) * 2 != images * two.count or not valid:
-            raise MessageError(f"its moments of the layer {layer!r} are not those of {images} images")
+            raise MessageError(
+                f"its moments of the layer {layer!r} are not those of {images} images"
+            )
         found[layer] = Moments(int(count), mean.to(two.mean.device), variance.to(two.mean.device))
     return found

@@ -1,4 +1,6 @@
-"""The client side of a deployment: what a machine that holds the data of a client does with a message."""
+"""The client side of a deployment: what a machine that holds the data of a client does with a
+message.
+"""
 
 from __future__ import annotations
 
@@ -52,10 +54,12 @@ class NodeData(Protocol):
 
 
 class PartOfDataSet:
-    """A client of the partition that the configuration describes, of a data set that every node can load.
+    """A client of the partition that the configuration describes, of a data set that every node can
+    load.
 
-    It is for trials and for data sets that are public anyway: each node reads the whole data set and uses its part. The
-    images of others, and the labels of all images but its own labelled ones, are dropped at once.
+    It is for trials and for data sets that are public anyway: each node reads the whole data set
+    and uses its part. The images of others, and the labels of all images but its own labelled ones,
+    are dropped at once.
 
     Args:
         datamodule: The data and their partition, set up.
@@ -69,7 +73,10 @@ class PartOfDataSet:
         images = data.images.index_select(0, torch.cat([data.labeled, data.unlabeled]))
         own = numbers[: len(data.labeled)], numbers[len(data.labeled) :]
         self._data = replace(data, images=images, labeled=own[0], unlabeled=own[1])
-        self._views = {dtype: datamodule.local_data(0, 0, dtype).views for dtype in (torch.float32, torch.float64)}
+        self._views = {
+            dtype: datamodule.local_data(0, 0, dtype).views
+            for dtype in (torch.float32, torch.float64)
+        }
 
     def local_data(self, round_index: int, dtype: torch.dtype) -> LocalData:
         """What the client may train on in a round."""
@@ -92,10 +99,14 @@ class _Received(sequential.NoObserver):
         return {}
 
     def state_owner(self, client: int) -> int:
-        """The client's own number: a state that is stored under another number comes with the broadcast."""
+        """The client's own number: a state that is stored under another number comes with the
+        broadcast.
+        """
         return client
 
-    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int], received: State) -> None:
+    def client_started(
+        self, data: LocalData, work: LocalWork, sizes: dict[str, int], received: State
+    ) -> None:
         """Log the share of confident pseudo-labels, which only the client knows."""
         if work.pseudo_labels is not None and len(mask := work.pseudo_labels.mask):
             self.collector.update("client/mask_rate", mask.double().mean(), len(mask))
@@ -104,9 +115,10 @@ class _Received(sequential.NoObserver):
 class Node:
     """Trains the client of one machine as the server's messages request.
 
-    A client's state after a round counts only if the server has accepted the update of that round, which the client
-    learns from its next message. So its folder has the states after the last accepted round and after the last round,
-    and what the client received in these rounds. It has the files of one run: a new run removes those of others.
+    A client's state after a round counts only if the server has accepted the update of that round,
+    which the client learns from its next message. So its folder has the states after the last
+    accepted round and after the last round, and what the client received in these rounds. It has
+    the files of one run: a new run removes those of others.
 
     Args:
         trainer: Device, precision and similar keys of the configuration.
@@ -140,7 +152,9 @@ class Node:
             algorithm.init_from = None  # all weights come from the server; frozen ones are not sent
         setup.prepare_model(trainer, algorithm, datamodule)
         weights = [p for p in algorithm.parameters() if p.requires_grad]
-        self.optimizer = setup.build_optimizer(algorithm.optimizer_factory, weights, "model.optimizer")
+        self.optimizer = setup.build_optimizer(
+            algorithm.optimizer_factory, weights, "model.optimizer"
+        )
 
     def answer(self, kind: str, records: RecordDict) -> RecordDict:
         """The answer to a message of the server.
@@ -153,10 +167,16 @@ class Node:
         data = self.data.local_data(order.get("round", 0), self.trainer.dtype)
         values = {"client": self.data.client, "round": order.get("round", 0)}
         if kind == "describe":
-            return to_records({}, values | {"labeled": len(data.labeled), "unlabeled": len(data.unlabeled)})
+            return to_records(
+                {}, values | {"labeled": len(data.labeled), "unlabeled": len(data.unlabeled)}
+            )
         self._begin_run(order["run"])
         with launch.settings(self.trainer.fabric.device, self.trainer.deterministic):
-            return self._train(order, tensors, data) if kind == "train" else self._measure(order, tensors, data)
+            return (
+                self._train(order, tensors, data)
+                if kind == "train"
+                else self._measure(order, tensors, data)
+            )
 
     def _begin_run(self, run: int) -> None:
         """Make the folder of a run, and remove those of other runs."""
@@ -167,7 +187,10 @@ class Node:
                 shutil.rmtree(other)
 
     def _measure(self, order: Mapping[str, Any], tensors: State, data: LocalData) -> RecordDict:
-        """Measure the client's moments; the weights stay here, as training may start from the same."""
+        """Measure the client's moments.
+
+        The weights stay here, as training may start from the same.
+        """
         weights = {name.removeprefix(FOR_STATISTICS): t for name, t in tensors.items()}
         self._save("weights", weights)
         load_state(self.algorithm, weights)
@@ -177,7 +200,12 @@ class Node:
 
     def _train(self, order: Mapping[str, Any], received: State, data: LocalData) -> RecordDict:
         """Train the client, and store its state."""
-        algorithm, client, accepted, result_names = self.algorithm, data.party, order["accepted"], order["result"]
+        algorithm, client, accepted, result_names = (
+            self.algorithm,
+            data.party,
+            order["accepted"],
+            order["result"],
+        )
         received = {**((self._load("weights") or {}) if order["holds_weights"] else {}), **received}
         self._save(f"{data.round}-received", received)
         for file in self._files.glob("*-*"):
@@ -185,12 +213,19 @@ class Node:
                 file.unlink()
         state = self._load(f"{accepted}-state") if accepted else {}
         if state is None:
-            _log.warning("round %d: client %d begins again without its state, which is lost", data.round, client)
+            _log.warning(
+                "round %d: client %d begins again without its state, which is lost",
+                data.round,
+                client,
+            )
         algorithm.clients = ClientStore()
         algorithm.clients.load_state_dict({client: state or {}})
         before = self._load(f"{accepted}-received") if result_names and state is not None else None
         if before is not None and isinstance(algorithm, FedSHVR):
-            result = {n: received[n if n in received else n.removeprefix(LAST_ROUND)] for n in result_names}
+            result = {
+                n: received[n if n in received else n.removeprefix(LAST_ROUND)]
+                for n in result_names
+            }
             self._begin_round(accepted, before)
             algorithm.on_result(client, self._on_device(result))
         model = {n: t for n, t in received.items() if n not in result_names}
@@ -207,34 +242,52 @@ class Node:
         algorithm.clients.commit(client)
         scalars = {name: pair for name, pair in collector.sums().items() if pair[1]}
         samples, steps = (update.num_samples, update.num_steps) if update else (0, 0)
-        text = "".join(f", {name} {total / weight:.4g}" for name, (total, weight) in scalars.items())
+        text = "".join(
+            f", {name} {total / weight:.4g}" for name, (total, weight) in scalars.items()
+        )
         _log.info("round %d: client %d made %d steps%s", data.round, client, steps, text)
         kept, at_server = algorithm.clients.of(client), getattr(algorithm, "server_keeps", ())
         here = {name: t for name, t in kept.items() if name.partition(".")[0] not in at_server}
         self._save(f"{data.round}-state", here)
         values = {"client": client, "round": data.round, "num_samples": samples, "num_steps": steps}
-        sent = {**update.parameters, **update.buffers, **named_payload(update.payload)} if update else {}
+        sent = (
+            {**update.parameters, **update.buffers, **named_payload(update.payload)}
+            if update
+            else {}
+        )
         return to_records(sent, values, scalars if self.send_scalars else {})
 
     def _begin_round(self, round_index: int, model: State) -> None:
-        """Prepare the algorithm for a client in a round: the received model becomes the global model."""
-        algorithm, server, max_rounds = self.algorithm, self.algorithm.server, self.trainer.max_rounds
+        """Prepare the algorithm for a client in a round: the received model becomes the global
+        model.
+        """
+        algorithm, server, max_rounds = (
+            self.algorithm,
+            self.algorithm.server,
+            self.trainer.max_rounds,
+        )
         server.update(
             {name: t for name, t in model.items() if name in server.parameters},
             {name: t for name, t in model.items() if name in server.buffers},
         )
         set_learning_rates(algorithm, [self.optimizer], round_index, max_rounds)
         algorithm.federation = SimpleNamespace(  # type: ignore[assignment]
-            round_index=round_index, max_rounds=max_rounds, num_clients=self.num_clients, cohort=[self.data.client],
-            progress=round_index / max_rounds, client_lr=float(self.optimizer.param_groups[0]["lr"]),
-        )  # fmt: skip
+            round_index=round_index,
+            max_rounds=max_rounds,
+            num_clients=self.num_clients,
+            cohort=[self.data.client],
+            progress=round_index / max_rounds,
+            client_lr=float(self.optimizer.param_groups[0]["lr"]),
+        )
 
     def _on_device(self, state: State) -> State:
         return {name: t.to(self.trainer.fabric.device) for name, t in state.items()}
 
     def _save(self, name: str, tensors: State) -> None:
         """Store tensors in a file that only this user may read; one atomic operation."""
-        separate = {n: t.detach().cpu().clone().contiguous() for n, t in tensors.items()}  # no shared memory
+        separate = {
+            n: t.detach().cpu().clone().contiguous() for n, t in tensors.items()
+        }  # no shared memory
         partial = self._files / f"{name}.partial"
         partial.touch(mode=0o600)
         partial.write_bytes(safetensors.torch.save(separate))
@@ -249,13 +302,17 @@ class Node:
 
 
 class NodeError(Exception):
-    """A node cannot answer. The text, which the server gets, has only the kind of the error; the node's log has all."""
+    """A node cannot answer. The text, which the server gets, has only the kind of the error.
+
+    The node's log has all.
+    """
 
 
 def make_client_app(
     make_node: Callable[[Mapping[str, Any], Mapping[str, Any]], Node], mods: list[Any] | None = None
 ) -> ClientApp:
-    """The ClientApp of a deployment. Flower starts a process for each message, which makes the node anew.
+    """The ClientApp of a deployment. Flower starts a process for each message, which makes the node
+    anew.
 
     Args:
         make_node: Makes the node from Flower's node configuration and run configuration.
@@ -266,12 +323,17 @@ def make_client_app(
     def handler(kind: str) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
             try:
-                answer = make_node(context.node_config, context.run_config).answer(kind, message.content)
+                answer = make_node(context.node_config, context.run_config).answer(
+                    kind, message.content
+                )
                 return Message(answer, reply_to=message)
             except Exception as error:
-                # Flower sends the text of an exception to the server, and texts name files and classes of the node.
+                # Flower sends the text of an exception to the server, and texts name files and
+                # classes of the node.
                 _log.exception("the node cannot answer a message (%s)", kind)
-                raise NodeError(f"{type(error).__name__}: see the log of node {context.node_id}") from None
+                raise NodeError(
+                    f"{type(error).__name__}: see the log of node {context.node_id}"
+                ) from None
 
         return handle
 

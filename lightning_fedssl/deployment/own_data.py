@@ -1,4 +1,6 @@
-"""Data that only one machine has: the server's labelled and test images, and each node's own images."""
+"""Data that only one machine has: the server's labelled and test images, and each node's own
+images.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +35,28 @@ class SplitOverMachines(FederatedSplit):
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 over seed, the server's images and the number of clients; clients may connect later than others."""
-        known = {"seed": self.seed, "server_labeled": self.server_labeled.tolist(), "clients": len(self.clients)}
+        """SHA-256 over seed, the server's images and the number of clients.
+
+        Clients may connect later than others.
+        """
+        known = {
+            "seed": self.seed,
+            "server_labeled": self.server_labeled.tolist(),
+            "clients": len(self.clients),
+        }
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 
 class ServerData(FederatedDataModule):
     """The data of a server whose clients have data of their own.
 
-    The training images of ``data.dataset`` are the server's labelled images, less those held out for validation; where
-    labels are at the clients, they are not used. The clients' images are numbered but not here: to read one is an
-    error.
+    The training images of ``data.dataset`` are the server's labelled images, less those held out
+    for validation; where labels are at the clients, they are not used. The clients' images are
+    numbered but not here: to read one is an error.
 
     Attributes:
-        client_sizes: By client, the number of its labelled and of its unlabelled images, as its node has named them.
+        client_sizes: By client, the number of its labelled and of its unlabelled images, as its
+            node has named them.
     """
 
     client_sizes: Mapping[int, tuple[int, int]] = {}
@@ -57,7 +67,9 @@ class ServerData(FederatedDataModule):
 
     def clients_without_images(self) -> list[int]:
         """Those whose nodes have said so; of a client that connects later, nothing is known yet."""
-        return [client for client in super().clients_without_images() if client in self.client_sizes]
+        return [
+            client for client in super().clients_without_images() if client in self.client_sizes
+        ]
 
     def _partition(self, seed: int) -> None:
         fraction = 0.0 if self._own_validation is not None else self.validation
@@ -82,11 +94,13 @@ class OwnData:
     """The data of a node with one client: images that are nowhere else.
 
     Args:
-        datamodule: Of the same configuration as the server's; it knows the views and the batch size.
-        path: A folder with ``labeled/CLASS/`` and ``unlabeled/``, each of which may be missing; or a ``.csv`` file with
-            the columns ``file`` and ``label``, which is empty for an image without a label; or an ``.npz`` file with
-            the arrays ``labeled``, ``labels`` and ``unlabeled``: samples before they are normalised, of the type of the
-            server's samples. Where these are no 8-bit pixels, only an ``.npz`` file.
+        datamodule: Of the same configuration as the server's; it knows the views and the batch
+            size.
+        path: A folder with ``labeled/CLASS/`` and ``unlabeled/``, each of which may be missing; or
+            a ``.csv`` file with the columns ``file`` and ``label``, which is empty for an image
+            without a label; or an ``.npz`` file with the arrays ``labeled``, ``labels`` and
+            ``unlabeled``: samples before they are normalised, of the type of the server's samples.
+            Where these are no 8-bit pixels, only an ``.npz`` file.
         client: The number of the client.
         algorithm: The method, if labelled images alone are refused where it does not use them.
 
@@ -96,79 +110,122 @@ class OwnData:
     """
 
     def __init__(
-        self, datamodule: FederatedDataModule, path: Path, client: int, algorithm: FederatedAlgorithm | None = None
+        self,
+        datamodule: FederatedDataModule,
+        path: Path,
+        client: int,
+        algorithm: FederatedAlgorithm | None = None,
     ) -> None:
         self.client = client
         self._datamodule = datamodule
         spec = datamodule.spec
         if not path.exists():
-            raise FileNotFoundError(f"{_KEY} {str(path)!r} do not exist: give a folder, a .csv or an .npz file")
+            raise FileNotFoundError(
+                f"{_KEY} {str(path)!r} do not exist: give a folder, a .csv or an .npz file"
+            )
         if path.suffix != ".npz" and not spec.pixels:
-            raise ValueError(f"{_KEY} {str(path)!r}: the app is for numbers that are no pixels: give an .npz file")
+            raise ValueError(
+                f"{_KEY} {str(path)!r}: the app is for numbers that are no pixels: give an .npz "
+                "file"
+            )
         readers = {".npz": _read_arrays, ".csv": _read_table}
         labeled, labels, unlabeled = readers.get(path.suffix, _read_folder)(path, spec)
         shapes = {tuple(part.shape[1:]) for part in (labeled, unlabeled) if len(part)}
         if shapes != {spec.in_shape} or len(labeled) != len(labels):
             raise ValueError(
-                f"{path} has samples of the shapes {sorted(shapes)}, and {len(labels)} labels of {len(labeled)} "
+                f"{path} has samples of the shapes {sorted(shapes)}, and {len(labels)} labels of "
+                f"{len(labeled)} "
                 f"samples; the app takes samples {spec.in_shape}, and a label for each labelled one"
             )
         if isinstance(algorithm, SemiFL) and not len(unlabeled):
-            raise ValueError(f"{path} has labelled images alone, and the method uses none: leave labels out")
+            raise ValueError(
+                f"{path} has labelled images alone, and the method uses none: leave labels out"
+            )
         images = torch.cat([labeled, unlabeled])
         if not images.isfinite().all():
             raise ValueError(f"{path} has samples with NaN or infinite values")
         numbers = torch.arange(len(images))
         self._data = LocalData(
-            party=client, round=0, seed=sampling.global_seed(), images=images, labeled=numbers[: len(labeled)],
-            labels=check_labels(labels, spec.num_classes, str(path)), unlabeled=numbers[len(labeled) :],
-            batch_size=datamodule.client_batch_size, views=datamodule._make_views(),
-        )  # fmt: skip
+            party=client,
+            round=0,
+            seed=sampling.global_seed(),
+            images=images,
+            labeled=numbers[: len(labeled)],
+            labels=check_labels(labels, spec.num_classes, str(path)),
+            unlabeled=numbers[len(labeled) :],
+            batch_size=datamodule.client_batch_size,
+            views=datamodule._make_views(),
+        )
 
     def local_data(self, round_index: int, dtype: torch.dtype) -> LocalData:
         """What the client may train on in a round."""
         data = replace(self._data, round=round_index, dtype=dtype)
-        return replace(data, views=self._datamodule._make_views(dtype)) if dtype == torch.float64 else data
+        return (
+            replace(data, views=self._datamodule._make_views(dtype))
+            if dtype == torch.float64
+            else data
+        )
 
 
 def _read_arrays(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:
     """Labelled samples, their labels and unlabelled samples of an ``.npz`` file."""
     found = load_arrays(str(path), _KEY)
     if unknown := sorted(found.keys() - {"labeled", "labels", "unlabeled"}):
-        raise ValueError(f"{path} has an array {unknown[0]!r}; the arrays are labeled, labels and unlabeled")
+        raise ValueError(
+            f"{path} has an array {unknown[0]!r}; the arrays are labeled, labels and unlabeled"
+        )
     labels = found.get("labels", np.zeros(0, dtype=np.int64))
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise ValueError(f"{path}: labels is {labels.dtype} {labels.shape}; give one class number for each sample")
+        raise ValueError(
+            f"{path}: labels is {labels.dtype} {labels.shape}; give one class number for each "
+            "sample"
+        )
     samples = [_as_samples(found, name, path, spec) for name in ("labeled", "unlabeled")]
     return samples[0], torch.from_numpy(labels.astype(np.int64)), samples[1]
 
 
 def _as_samples(arrays: Mapping[str, Any], name: str, path: Path, spec: DatasetSpec) -> Tensor:
-    """An array as the samples of the app, converted as the server's are: 8-bit pixels, or finite numbers."""
+    """An array as the samples of the app, converted as the server's are: 8-bit pixels, or finite
+    numbers.
+    """
     array = arrays.get(name, np.zeros(0))
     if array.shape[:1] == (0,):
         return torch.zeros(0, *spec.in_shape, dtype=torch.uint8 if spec.pixels else torch.float32)
     pixels = array.dtype == np.uint8 and (spec.pixels or array.ndim == 4)
     if array.dtype.kind not in "uif" or spec.pixels != pixels:
-        wanted = "pixels from 0 to 255 as uint8" if spec.pixels else "numbers that are no 8-bit pixels, such as float32"
+        wanted = (
+            "pixels from 0 to 255 as uint8"
+            if spec.pixels
+            else "numbers that are no 8-bit pixels, such as float32"
+        )
         raise ValueError(f"{path}: {name} is {array.dtype}; the app takes {wanted}")
     # PyTorch reads native bytes only.
     return as_values(torch.from_numpy(array.astype(array.dtype.newbyteorder("="))), name, str(path))
 
 
 def _read_folder(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:
-    """Labelled images, their labels and unlabelled images of a folder, each in the order of the files' names."""
+    """Labelled images, their labels and unlabelled images of a folder, each in the order of the
+    files' names.
+    """
     folders = image_files.visible_folders(path / "labeled")
-    labeled = [(file, folder.name) for folder in folders for file in image_files.image_files(folder, _KEY)]
+    labeled = [
+        (file, folder.name) for folder in folders for file in image_files.image_files(folder, _KEY)
+    ]
     folder = path / "unlabeled"
-    return _read_images(path, labeled, image_files.image_files(folder, _KEY) if folder.is_dir() else [], spec)
+    return _read_images(
+        path, labeled, image_files.image_files(folder, _KEY) if folder.is_dir() else [], spec
+    )
 
 
 def _read_table(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:
-    """Labelled images, their labels and unlabelled images of a CSV file, whose file names are relative to it."""
+    """Labelled images, their labels and unlabelled images of a CSV file, whose file names are
+    relative to it.
+    """
     rows = read_csv(path, ["file", "label"], _KEY)
     labeled = [(path.parent / row["file"], row["label"]) for row in rows if row["label"]]
-    return _read_images(path, labeled, [path.parent / row["file"] for row in rows if not row["label"]], spec)
+    return _read_images(
+        path, labeled, [path.parent / row["file"] for row in rows if not row["label"]], spec
+    )
 
 
 def _read_images(
@@ -176,9 +233,14 @@ def _read_images(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Labelled images, their labels and unlabelled images."""
     if unknown := [name for _, name in labeled if name not in spec.class_names]:
-        raise ValueError(f"{path} has a class {unknown[0]!r}; the classes are {', '.join(spec.class_names)}")
+        raise ValueError(
+            f"{path} has a class {unknown[0]!r}; the classes are {', '.join(spec.class_names)}"
+        )
     if not labeled and not unlabeled:
-        raise ValueError(f"{_KEY} {str(path)!r} have no image: give images in labeled/CLASS/ or unlabeled/, or rows")
+        raise ValueError(
+            f"{_KEY} {str(path)!r} have no image: give images in labeled/CLASS/ or unlabeled/, or "
+            "rows"
+        )
     files = [*(file for file, _ in labeled), *unlabeled]
     images = image_files.read_images(files, spec.in_shape, key=_KEY)
     labels = torch.tensor([spec.class_names.index(name) for _, name in labeled], dtype=torch.int64)
@@ -200,7 +262,9 @@ def module_of_spec(path: Path) -> type[FederatedDataModule]:
         path: What :func:`save_spec` wrote.
     """
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
+    values: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in found.items()
+    }
     spec = DatasetSpec(**values)
 
     class Described(DataSource):

@@ -1,4 +1,6 @@
-"""The server side of a deployment: ``fit`` with a federation whose clients train at Flower's nodes."""
+"""The server side of a deployment: ``fit`` with a federation whose clients train at
+Flower's nodes.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,16 @@ from lightning_fedssl.trainer.federation import Federation, measure_moments
 _log = logging.getLogger(__name__)
 
 STATE = "deployment"
-"""The kind of client state, and the entry of ``ServerState.extra``, in which the server stores its progress."""
+"""The kind of client state, and the entry of ``ServerState.extra``, in which the server stores its
+progress."""
 
 _RESULT = "result of round "
 _TYPES = {"describe": "query.describe", "moments": "query.moments", "train": "train.client"}
-_SCALARS = frozenset({"client/loss", "client/mask_rate", "client/divergence", "client/from_teacher"})
-"""What the methods log at clients; a method of one's own names others in its attribute ``client_scalars``."""
+_SCALARS = frozenset(
+    {"client/loss", "client/mask_rate", "client/divergence", "client/from_teacher"}
+)
+"""What the methods log at clients; a method of one's own names others in its attribute
+``client_scalars``."""
 _MOST_IMAGES = 10**7
 
 Parts = tuple[FederatedTrainer, FederatedAlgorithm, FederatedDataModule]
@@ -57,8 +63,9 @@ Parts = tuple[FederatedTrainer, FederatedAlgorithm, FederatedDataModule]
 class Nodes:
     """Flower's nodes, each with one client.
 
-    A node that connects is asked which client it has. A client belongs to the first node that names it, until this node
-    leaves; with ``bind`` for the whole run, which is for nodes with keys, whose numbers survive a restart.
+    A node that connects is asked which client it has. A client belongs to the first node that names
+    it, until this node leaves; with ``bind`` for the whole run, which is for nodes with keys, whose
+    numbers survive a restart.
 
     Args:
         grid: Flower's grid.
@@ -70,7 +77,13 @@ class Nodes:
     """
 
     def __init__(
-        self, grid: Grid, num_clients: int, deadline: float, connect_timeout: float, bind: bool, poll: float = 1.0
+        self,
+        grid: Grid,
+        num_clients: int,
+        deadline: float,
+        connect_timeout: float,
+        bind: bool,
+        poll: float = 1.0,
     ) -> None:
         self.grid = grid
         self.num_clients = num_clients
@@ -87,7 +100,10 @@ class Nodes:
         present = set(self.grid.get_node_ids())
         self._asked = {node: question for node, question in self._asked.items() if node in present}
         if new := sorted(present - self._asked.keys()):
-            questions = [Message(to_records({}, {}), node, _TYPES["describe"], ttl=self.deadline) for node in new]
+            questions = [
+                Message(to_records({}, {}), node, _TYPES["describe"], ttl=self.deadline)
+                for node in new
+            ]
             self._asked |= zip(new, self.grid.push_messages(questions), strict=True)
         asked = {question: node for node, question in self._asked.items() if question}
         for answer in self.grid.pull_messages(list(asked)) if asked else ():
@@ -96,16 +112,22 @@ class Nodes:
             try:
                 self._note(node, answer, present)
             except MessageError as error:
-                _log.warning("a node does not name its client, and is asked again once it has restarted: %s", error)
+                _log.warning(
+                    "a node does not name its client, and is asked again once it has restarted: %s",
+                    error,
+                )
         return {client: node for client, node in sorted(self._owner.items()) if node in present}
 
     def _note(self, node: int, answer: Message, present: set[int]) -> None:
         """Note the client of a node, and how many labelled and unlabelled images it has.
 
         Raises:
-            MessageError: If it is no client of this run, has an impossible number of images, or is another node's.
+            MessageError: If it is no client of this run, has an impossible number of images, or is
+                another node's.
         """
-        (client, labeled, unlabeled), _, _ = read_answer(answer, ["client", "labeled", "unlabeled"], {})
+        (client, labeled, unlabeled), _, _ = read_answer(
+            answer, ["client", "labeled", "unlabeled"], {}
+        )
         if client >= self.num_clients or max(labeled, unlabeled) > _MOST_IMAGES:
             raise MessageError(f"it has client {client} with {labeled} and {unlabeled} images")
         owner = self._owner.setdefault(client, node)
@@ -124,17 +146,27 @@ class Nodes:
         while len(connected := self.connected()) < clients:
             if time.monotonic() > end:
                 raise TimeoutError(
-                    f"too few clients have connected in {self.connect_timeout:g} s (connected: {list(connected)}): "
+                    f"too few clients have connected in {self.connect_timeout:g} s (connected: "
+                    f"{list(connected)}): "
                     "start their SuperNodes, or raise connect-timeout"
                 )
             time.sleep(self.poll)
         return connected
 
     def ask(self, kind: str, orders: Mapping[int, RecordDict]) -> dict[int, Message]:
-        """Send a message to the nodes of some clients; the answers that arrive before the deadline."""
+        """Send a message to the nodes of some clients.
+
+        The answers that arrive before the deadline.
+        """
         nodes, ttl = self.connected(), self.deadline
-        sent = {k: Message(order, nodes[k], _TYPES[kind], ttl=ttl) for k, order in orders.items() if k in nodes}
-        answers = self.grid.send_and_receive(list(sent.values()), timeout=self.deadline) if sent else ()
+        sent = {
+            k: Message(order, nodes[k], _TYPES[kind], ttl=ttl)
+            for k, order in orders.items()
+            if k in nodes
+        }
+        answers = (
+            self.grid.send_and_receive(list(sent.values()), timeout=self.deadline) if sent else ()
+        )
         clients = {message.metadata.message_id: client for client, message in sent.items()}
         return {clients[answer.metadata.reply_to_message_id]: answer for answer in answers}
 
@@ -142,34 +174,44 @@ class Nodes:
 class DeployedFederation(Federation):
     """A server whose clients train at Flower's nodes.
 
-    The rounds are those of the simulation with the same configuration, down to the random numbers. Clients whose nodes
-    are not connected, fail or answer too late miss the round (``client/absent``); a message that cannot be used is
-    rejected (``client/refused``), like an update that is not finite.
+    The rounds are those of the simulation with the same configuration, down to the random numbers.
+    Clients whose nodes are not connected, fail or answer too late miss the round
+    (``client/absent``); a message that cannot be used is rejected (``client/refused``), like an
+    update that is not finite.
 
     Args:
         trainer: The trainer.
         nodes: Flower's nodes.
         wait_for: Clients that must be connected before the first round.
-        min_clients: Clients that must be connected before a later round. If fewer have answered at the deadline, all
-            clients miss the round.
+        min_clients: Clients that must be connected before a later round. If fewer have answered at
+            the deadline, all clients miss the round.
 
     Raises:
         ValueError: If the method, a callback or a key of the trainer cannot be deployed.
     """
 
-    def __init__(self, trainer: FederatedTrainer, nodes: Nodes, wait_for: int = 1, min_clients: int = 1) -> None:
+    def __init__(
+        self, trainer: FederatedTrainer, nodes: Nodes, wait_for: int = 1, min_clients: int = 1
+    ) -> None:
         super().__init__(trainer)
         refuse_undeployable(trainer.algorithm)
         refuse_callbacks(trainer.callbacks)
         if trainer.fabric.world_size > 1:
-            raise ValueError("trainer.devices gives several devices, but a deployment's server uses one: set it to 1")
+            raise ValueError(
+                "trainer.devices gives several devices, but a deployment's server uses one: set "
+                "it to 1"
+            )
         if trainer.attack is not None:
-            raise ValueError("trainer.attack simulates attackers, and a deployment has real clients: leave it out")
+            raise ValueError(
+                "trainer.attack simulates attackers, and a deployment has real clients: leave it "
+                "out"
+            )
         if trainer.privacy is not None:
             trainer.privacy.keep_secret()
             if min_clients > 1:
                 raise ValueError(
-                    f"min-clients is {min_clients}, and with trainer.privacy no client may decide on others: "
+                    f"min-clients is {min_clients}, and with trainer.privacy no client may decide "
+                    "on others: "
                     "set it to 1"
                 )
         self.nodes = nodes
@@ -184,13 +226,21 @@ class DeployedFederation(Federation):
         self._run_number()  # every checkpoint of a deployment has it, also if no client takes part
         connected, self._needed = self.nodes.wait_for(self._needed), self.min_clients
         if not connected.keys() & set(self.cohort):
-            _log.warning("round %d: no client of the cohort is connected: nobody trains in it", self.round_index)
+            _log.warning(
+                "round %d: no client of the cohort is connected: nobody trains in it",
+                self.round_index,
+            )
 
     def end_round(self) -> None:
-        """Store the parts of the round's result that its clients need; delete results that no client needs any more."""
+        """Store the parts of the round's result that its clients need.
+
+        Delete results that no client needs any more.
+        """
         extra, algorithm = self.trainer.algorithm.server.extra, self.trainer.algorithm
         if isinstance(algorithm, FedSHVR) and (result := algorithm.result_for_clients()):
-            extra[f"{_RESULT}{self.round_index}"] = {name: t.detach().clone() for name, t in result.items()}
+            extra[f"{_RESULT}{self.round_index}"] = {
+                name: t.detach().clone() for name, t in result.items()
+            }
         waiting = {f"{_RESULT}{self._accepted_round(client)}" for client in range(self.num_clients)}
         for name in [name for name in extra if name.startswith(_RESULT) and name not in waiting]:
             del extra[name]
@@ -206,12 +256,18 @@ class DeployedFederation(Federation):
         connected = self.nodes.connected()
         return [client for client in clients if client in connected]
 
-    def moments(self, parties: Sequence[int], batch_size: int) -> Iterator[tuple[int, dict[str, Moments]]]:
-        """Measure the moments of the server here, and let the nodes measure those of the clients."""
+    def moments(
+        self, parties: Sequence[int], batch_size: int
+    ) -> Iterator[tuple[int, dict[str, Moments]]]:
+        """Measure the moments of the server here,
+        and let the nodes measure those of the clients.
+        """
         algorithm = self.trainer.algorithm
         weights = {f"{FOR_STATISTICS}{name}": t for name, t in algorithm.server.parameters.items()}
         clients = [party for party in parties if party != sampling.SERVER]
-        answers = self.nodes.ask("moments", {k: to_records(weights, self._order(k, batch_size)) for k in clients})
+        answers = self.nodes.ask(
+            "moments", {k: to_records(weights, self._order(k, batch_size)) for k in clients}
+        )
         if not self._moments_of_two:
             images = torch.zeros((2, *(algorithm.in_shape or ())), dtype=self.trainer.dtype)
             self._moments_of_two = local_moments(algorithm, [images.to(self.trainer.fabric.device)])
@@ -221,25 +277,48 @@ class DeployedFederation(Federation):
             elif party in answers:
                 self._held[party] = algorithm.server.version
                 try:
-                    _, tensors, _ = self._read(party, answers[party], pack_moments(self._moments_of_two))
-                    yield party, unpack_moments(tensors, self._moments_of_two, self._images_of(party))
+                    _, tensors, _ = self._read(
+                        party, answers[party], pack_moments(self._moments_of_two)
+                    )
+                    yield (
+                        party,
+                        unpack_moments(tensors, self._moments_of_two, self._images_of(party)),
+                    )
                 except MessageError as error:
-                    _log.warning("round %d: client %d: %s; statistics without it", self.round_index, party, error)
+                    _log.warning(
+                        "round %d: client %d: %s; statistics without it",
+                        self.round_index,
+                        party,
+                        error,
+                    )
 
     def _train_at_nodes(self, clients: Sequence[int]) -> Iterator[ClientUpdate]:
         messages = {client: self._message(client) for client in self.reached(clients)}
         for client, (tensors, _) in messages.items():
             self.transfer(client, "down", sizes_of(tensors))
-        answers = self.nodes.ask("train", {client: to_records(*message) for client, message in messages.items()})
-        missing = set(clients) - {client for client, answer in answers.items() if not answer.has_error()}
+        answers = self.nodes.ask(
+            "train", {client: to_records(*message) for client, message in messages.items()}
+        )
+        missing = set(clients) - {
+            client for client, answer in answers.items() if not answer.has_error()
+        }
         if len(clients) - len(missing) < self.min_clients:
             missing = set(clients)
         self.trainer.counter.add("client/absent", len(missing))
         for client in clients:
             if client in missing:
                 answer = answers.get(client)
-                reason = answer.error.reason if answer is not None and answer.has_error() else "too few answers"
-                _log.warning("round %d goes on without client %d: %s", self.round_index, client, shown(reason))
+                reason = (
+                    answer.error.reason
+                    if answer is not None and answer.has_error()
+                    else "too few answers"
+                )
+                _log.warning(
+                    "round %d goes on without client %d: %s",
+                    self.round_index,
+                    client,
+                    shown(reason),
+                )
                 continue
             try:
                 update = self._receive(client, answers[client])
@@ -253,28 +332,41 @@ class DeployedFederation(Federation):
 
     def _order(self, client: int, batch_size: int = 0) -> dict[str, Any]:
         return {
-            "run": self._run_number(), "round": self.round_index, "accepted": self._accepted_round(client),
-            "batch_size": batch_size, "holds_weights": False, "result": [],
-        }  # fmt: skip
+            "run": self._run_number(),
+            "round": self.round_index,
+            "accepted": self._accepted_round(client),
+            "batch_size": batch_size,
+            "holds_weights": False,
+            "result": [],
+        }
 
     def _message(self, client: int) -> tuple[State, dict[str, Any]]:
         """What asks a client to train: a model, and the result of its last round.
 
-        A client may request further parts of the model once it has seen its broadcast. Here it gets them at once, as a
-        further message would cost seconds. What it has received for its moments, and what is in the broadcast as the
-        result of its last round, is not sent again.
+        A client may request further parts of the model once it has seen its broadcast. Here it gets
+        them at once, as a further message would cost seconds. What it has received for its moments,
+        and what is in the broadcast as the result of its last round, is not sent again.
         """
         algorithm, order = self.trainer.algorithm, self._order(client)
         broadcast = self._received[client] = algorithm.broadcast(client)
-        counted, model = algorithm.download_sizes(client, broadcast), {**algorithm.server.model(), **broadcast}
-        held = broadcast.keys() - counted.keys() if self._held.get(client) == algorithm.server.version else set()
+        counted, model = (
+            algorithm.download_sizes(client, broadcast),
+            {**algorithm.server.model(), **broadcast},
+        )
+        held = (
+            broadcast.keys() - counted.keys()
+            if self._held.get(client) == algorithm.server.version
+            else set()
+        )
         tensors = {name: t for name, t in model.items() if name not in held}
         result = algorithm.server.extra.get(f"{_RESULT}{order['accepted']}", {})
         new = order["accepted"] < self.round_index - 1
         tensors |= {name: t for name, t in result.items() if new or not name.startswith(LAST_ROUND)}
         return tensors, order | {"holds_weights": bool(held), "result": list(result)}
 
-    def _read(self, client: int, answer: Message, expected: State, *numbers: str) -> tuple[list[int], State, Any]:
+    def _read(
+        self, client: int, answer: Message, expected: State, *numbers: str
+    ) -> tuple[list[int], State, Any]:
         """What :func:`read_answer` returns.
 
         Raises:
@@ -284,26 +376,48 @@ class DeployedFederation(Federation):
         found, tensors, sums = read_answer(answer, ["client", "round", *numbers], expected, scalars)
         if found[:2] != [client, self.round_index]:
             raise MessageError(f"it is of client {found[0]} in round {found[1]}")
-        return found[2:], {name: t.to(self.trainer.fabric.device) for name, t in tensors.items()}, sums
+        return (
+            found[2:],
+            {name: t.to(self.trainer.fabric.device) for name, t in tensors.items()},
+            sums,
+        )
 
     def _receive(self, client: int, answer: Message) -> ClientUpdate | None:
-        """The update of a client, with its state and scalars staged until it is accepted; None if it skips the round.
+        """The update of a client, with its state and scalars staged until it is accepted.
+
+        None if it skips the round.
 
         Raises:
             MessageError: If the message is not what the algorithm expects.
         """
         algorithm, server = self.trainer.algorithm, self.trainer.algorithm.server
-        trained = [name for name, p in algorithm.named_parameters() if p.requires_grad and name in server.parameters]
+        trained = [
+            name
+            for name, p in algorithm.named_parameters()
+            if p.requires_grad and name in server.parameters
+        ]
         uploaded, model = algorithm.uploaded_buffers(), server.model()
         payload = getattr(algorithm, "client_payload", {})
-        expected = {**{name: model[name] for name in (*trained, *uploaded)}, **named_payload(payload)}
-        (samples, steps), tensors, scalars = self._read(client, answer, expected, "num_samples", "num_steps")
+        expected = {
+            **{name: model[name] for name in (*trained, *uploaded)},
+            **named_payload(payload),
+        }
+        (samples, steps), tensors, scalars = self._read(
+            client, answer, expected, "num_samples", "num_steps"
+        )
         if bool(tensors) != bool(steps):
             raise MessageError(f"it has {len(tensors)} tensors after {steps} steps")
-        parameters, buffers = ({name: tensors[name] for name in names if steps} for names in (trained, uploaded))
+        parameters, buffers = (
+            {name: tensors[name] for name in names if steps} for names in (trained, uploaded)
+        )
         further = {name: tensors[f"payload.{name}"] for name in payload if steps}
-        update = ClientUpdate(client, parameters, buffers, samples, steps, further) if steps else None
-        if update is not None and (reason := check_update(algorithm, update, *self._most(client))) is not None:
+        update = (
+            ClientUpdate(client, parameters, buffers, samples, steps, further) if steps else None
+        )
+        if (
+            update is not None
+            and (reason := check_update(algorithm, update, *self._most(client))) is not None
+        ):
             raise MessageError(f"it {reason}")
         with algorithm.clients.stage(client):
             algorithm.clients.put(client, STATE, {"accepted": torch.tensor(self.round_index)})
@@ -317,9 +431,13 @@ class DeployedFederation(Federation):
         return update
 
     def _most(self, client: int) -> tuple[int, int]:
-        """The numbers of images and of steps that a client can have trained on and made in a round."""
+        """The numbers of images and of steps that a client can have trained on and
+        made in a round.
+        """
         algorithm, images = self.trainer.algorithm, self._images_of(client)
-        epochs = math.ceil(images / self.trainer.datamodule.client_batch_size) * math.ceil(algorithm.client_epochs)
+        epochs = math.ceil(images / self.trainer.datamodule.client_batch_size) * math.ceil(
+            algorithm.client_epochs
+        )
         return images, algorithm.hparams.get("client_steps") or max(1, epochs)
 
     def _images_of(self, client: int) -> int:
@@ -328,7 +446,10 @@ class DeployedFederation(Federation):
     # What the server remembers, in every checkpoint.
 
     def _accepted_round(self, client: int) -> int:
-        """The last round whose update of a client was accepted, or which the client skipped; 0 for none."""
+        """The last round whose update of a client was accepted, or which the client skipped.
+
+        0 for none.
+        """
         kept = self.trainer.algorithm.clients.get(client, STATE)
         return int(kept["accepted"]) if kept else 0
 
@@ -359,8 +480,8 @@ def fit_on_grid(grid: Grid, run_config: Mapping[str, Any], parts: Parts) -> None
 
     Args:
         grid: Flower's grid.
-        run_config: The keys ``wait-for-clients`` (0: all), ``min-clients``, ``round-deadline`` and ``connect-timeout``
-            in seconds, ``bind-clients`` and ``resume``.
+        run_config: The keys ``wait-for-clients`` (0: all), ``min-clients``, ``round-deadline`` and
+            ``connect-timeout`` in seconds, ``bind-clients`` and ``resume``.
         parts: Trainer, algorithm and data.
 
     Raises:
@@ -391,7 +512,9 @@ def fit_on_grid(grid: Grid, run_config: Mapping[str, Any], parts: Parts) -> None
             trainer.make_federation = make_federation
             trainer.fit(algorithm, datamodule, ckpt_path=ckpt_path)
     except Timeout as error:
-        raise ValueError(f"a server is training in {root} now: wait for its end, or end it with flwr stop") from error
+        raise ValueError(
+            f"a server is training in {root} now: wait for its end, or end it with flwr stop"
+        ) from error
     accuracy = trainer.callback_metrics.get("test/accuracy")
     if accuracy is not None:  # a run that a signal has stopped has none
         # A line of its own, so that it can be found in the log of the server.
@@ -399,7 +522,9 @@ def fit_on_grid(grid: Grid, run_config: Mapping[str, Any], parts: Parts) -> None
 
 
 def unfinished(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> Path | None:
-    """The last checkpoint below ``default_root_dir``, if its run is a deployment of the method with rounds left."""
+    """The last checkpoint below ``default_root_dir``, if its run is a deployment of the method with
+    rounds left.
+    """
     try:
         path = checkpoint_file.find("last", Path(trainer.default_root_dir))
     except FileNotFoundError:

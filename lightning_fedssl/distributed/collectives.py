@@ -24,7 +24,9 @@ def gather(fabric: Fabric, value: Any) -> list[Any]:
     return everyone
 
 
-def gather_rows(fabric: Fabric, rows: dict[str, Tensor], counts: Sequence[int]) -> dict[str, Tensor]:
+def gather_rows(
+    fabric: Fabric, rows: dict[str, Tensor], counts: Sequence[int]
+) -> dict[str, Tensor]:
     """Every rank's rows of named tensors, in rank order, on every rank, detached.
 
     Args:

@@ -9,7 +9,8 @@ import torch
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
 FEW_RANKS = 4
-"""Ranks that may share cores, to try on a small machine whether a method gives the same result on several ranks."""
+"""Ranks that may share cores, to try on a small machine whether a method gives the same result on
+several ranks."""
 
 
 def usable_cores() -> int:
@@ -18,7 +19,10 @@ def usable_cores() -> int:
 
 
 def started_ranks() -> tuple[int, int] | None:
-    """Ranks on this machine and machines, if torchrun, SLURM or Lightning has started the ranks; else None."""
+    """Ranks on this machine and machines, if torchrun, SLURM or Lightning has started the ranks.
+
+    Else None.
+    """
     if "LOCAL_RANK" in os.environ and "WORLD_SIZE" in os.environ:
         world = int(os.environ["WORLD_SIZE"])
         local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
@@ -30,7 +34,8 @@ def started_ranks() -> tuple[int, int] | None:
 
 
 def ranks_of_cores(stacks: int) -> int:
-    """The largest number of ranks with cores for the threads of each, and a stack of clients for each.
+    """The largest number of ranks with cores for the threads of each, and a stack of clients for
+    each.
 
     Args:
         stacks: Stacks of clients in a round: its clients, where these train one after another.
@@ -47,16 +52,18 @@ def refuse_too_many(ranks: int) -> None:
     """
     if ranks > max(usable_cores(), FEW_RANKS):
         raise ValueError(
-            f"trainer.devices is {ranks}: on a CPU these are processes, and this machine has {usable_cores()} "
+            f"trainer.devices is {ranks}: on a CPU these are processes, and this machine has "
+            f"{usable_cores()} "
             "processor cores for them; give fewer, or auto"
         )
 
 
 def may_use_all_cores() -> bool:
-    """Whether a command may use all cores unasked: a CPU whose ranks can be forked, and that nobody has shared out.
+    """Whether a command may use all cores unasked: a CPU whose ranks can be forked, and that nobody
+    has shared out.
 
-    OMP_NUM_THREADS says how many cores a process is to use. ``compare`` sets it for every run, because runs, too, can
-    be trained at the same time.
+    OMP_NUM_THREADS says how many cores a process is to use. ``compare`` sets it for every run,
+    because runs, too, can be trained at the same time.
     """
     cpu = sys.platform == "linux" and not torch.cuda.is_available()
     return cpu and started_ranks() is None and "OMP_NUM_THREADS" not in os.environ

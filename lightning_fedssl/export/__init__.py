@@ -1,4 +1,6 @@
-"""The trained model as a file that other programs can use: description, weights, and the formats of ``export``."""
+"""The trained model as a file that other programs can use: description, weights, and the formats of
+``export``.
+"""
 
 from .checkpoint import network_of
 from .description import describe_model

@@ -32,11 +32,12 @@ def describe_model(
 ) -> Description:
     """Describe the global model of a run.
 
-    The keys are ``format`` (1), ``package`` and ``version``, ``algorithm`` (class path), ``network`` (class path,
-    ``init_args``, ``num_classes``, ``in_shape``; the class path is None for a network that has no import path),
-    ``data_set``, ``class_names``, ``input`` (``pixels``, scaled to 0..1, or ``numbers`` as the data set holds them),
-    ``normalization`` (mean and standard deviation of the input per channel or feature), ``resize`` (how image files
-    get the size of ``in_shape``; None for other samples), ``trained_dtype`` (the type of the weights in the run),
+    The keys are ``format`` (1), ``package`` and ``version``, ``algorithm`` (class path),
+    ``network`` (class path, ``init_args``, ``num_classes``, ``in_shape``; the class path is None
+    for a network that has no import path), ``data_set``, ``class_names``, ``input`` (``pixels``,
+    scaled to 0..1, or ``numbers`` as the data set holds them), ``normalization`` (mean and standard
+    deviation of the input per channel or feature), ``resize`` (how image files get the size of
+    ``in_shape``; None for other samples), ``trained_dtype`` (the type of the weights in the run),
     ``rounds``, ``metrics``, ``metric_rounds``, ``citation`` and, of a private run, ``privacy``.
 
     Args:
@@ -44,7 +45,8 @@ def describe_model(
         data: The data that it was trained on.
         round_index: The number of finished rounds.
         metrics: The last value of every scalar.
-        metric_rounds: The round of the model that ``val`` and ``test`` evaluated last, which may be an earlier one.
+        metric_rounds: The round of the model that ``val`` and ``test`` evaluated last, which may be
+            an earlier one.
         privacy: What a private run has spent (``trainer.privacy.describe()``).
     """
     return {
@@ -55,10 +57,16 @@ def describe_model(
         "network": _describe_network(algorithm, data),
         "data_set": data.spec.name,
         **describe_data(data),
-        "resize": {"function": "PIL.ImageOps.fit", "filter": RESAMPLING} if data.spec.pixels else None,
+        "resize": {"function": "PIL.ImageOps.fit", "filter": RESAMPLING}
+        if data.spec.pixels
+        else None,
         "trained_dtype": dtype_of(algorithm),
         "rounds": round_index,
-        "metrics": {name: float(metrics[name]) for name in metrics if name.startswith(("val", "test", "bound/"))},
+        "metrics": {
+            name: float(metrics[name])
+            for name in metrics
+            if name.startswith(("val", "test", "bound/"))
+        },
         "metric_rounds": dict(metric_rounds or {}),
         "citation": citation(type(algorithm)),
         **({"privacy": dict(privacy)} if privacy else {}),
@@ -66,7 +74,8 @@ def describe_model(
 
 
 def describe_data(data: FederatedDataModule) -> dict[str, Any]:
-    """The class names, the kind of input and its normalisation: without them, predictions mean something else.
+    """The class names, the kind of input and its normalisation: without them, predictions mean
+    something else.
 
     Args:
         data: The data.
@@ -100,7 +109,11 @@ def citation(algorithm: type[FederatedAlgorithm]) -> str:
 
 def _normalization(data: FederatedDataModule) -> dict[str, list[float]]:
     channels = data.in_shape[0]
-    mean, std = (data.spec.mean, data.spec.std) if data.normalize else ((0.0,) * channels, (1.0,) * channels)
+    mean, std = (
+        (data.spec.mean, data.spec.std)
+        if data.normalize
+        else ((0.0,) * channels, (1.0,) * channels)
+    )
     return {"mean": list(mean), "std": list(std)}
 
 
@@ -109,7 +122,10 @@ def _describe_network(algorithm: FederatedAlgorithm, data: FederatedDataModule) 
     try:
         named = named_value(algorithm.hparams.get("network", algorithm.network_factory))
     except NotNamedError:
-        named = {"class_path": None, "init_args": named_values(getattr(algorithm.network, "hparams", {}))}
+        named = {
+            "class_path": None,
+            "init_args": named_values(getattr(algorithm.network, "hparams", {})),
+        }
     if isinstance(named, str):
         named = {"class_path": named, "init_args": {}}
     return {

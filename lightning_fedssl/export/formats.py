@@ -19,7 +19,8 @@ FORMATS = ("safetensors", "torch_export", "onnx", "hub")
 
 
 class NormalizedNetwork(nn.Module):
-    """A network with the normalisation in front: it takes pixels scaled to 0..1, or numbers as the data set holds them.
+    """A network with the normalisation in front: it takes pixels scaled to 0..1, or numbers as the
+    data set holds them.
 
     Args:
         network: The trained network.
@@ -31,7 +32,9 @@ class NormalizedNetwork(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, network: nn.Module, mean: list[float], std: list[float], dimensions: int = 3) -> None:
+    def __init__(
+        self, network: nn.Module, mean: list[float], std: list[float], dimensions: int = 3
+    ) -> None:
         super().__init__()
         self.network = network
         weight = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
@@ -52,21 +55,25 @@ def export(network: nn.Module, description: Description, folder: Path, format: s
         network: The network.
         description: What :func:`~lightning_fedssl.export.describe_model` returned.
         folder: The output folder; it is made.
-        format: ``safetensors``; ``torch_export``: ``model.pt2``, which PyTorch runs without the network's class;
-            ``onnx``: ``model.onnx``, with input ``images`` and output ``logits``; ``hub``: the files of the first two
-            and a model card.
+        format: ``safetensors``; ``torch_export``: ``model.pt2``, which PyTorch runs without the
+            network's class; ``onnx``: ``model.onnx``, with input ``images`` and output ``logits``;
+            ``hub``: the files of the first two and a model card.
 
     Returns:
         The files.
 
     Raises:
-        ValueError: If the format is unknown, needs a package that is missing, or cannot hold this network.
+        ValueError: If the format is unknown, needs a package that is missing, or cannot hold this
+            network.
         OSError: If a file cannot be written; an older one is left as it was.
     """
     if format not in FORMATS:
         raise ValueError(f"format is {format}: give one of {', '.join(FORMATS)}")
     if format == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
-        raise ValueError('format onnx needs onnx and onnxscript: pip install ".[onnx]" in a checkout of this package')
+        raise ValueError(
+            'format onnx needs onnx and onnxscript: pip install ".[onnx]" in a checkout of this '
+            "package"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     contents: dict[str, bytes] = {}
     if format == "hub":
@@ -76,7 +83,10 @@ def export(network: nn.Module, description: Description, folder: Path, format: s
     if format == "onnx":
         contents["model.onnx"] = _onnx(network, description)
     for name, content in contents.items():
-        write_synced(folder / name, lambda file, content=content: file.write(content))  # type: ignore[misc]
+        write_synced(
+            folder / name,
+            lambda file, content=content: file.write(content),  # type: ignore[misc]
+        )
     if format in ("safetensors", "hub"):
         save_model(network, description, folder)
         return [folder / name for name in (WEIGHTS, DESCRIPTION, CONSTRUCTOR, *contents)]
@@ -97,14 +107,21 @@ def _torch_export(network: nn.Module, description: Description) -> bytes:
 def _onnx(network: nn.Module, description: Description) -> bytes:
     whole, images, shapes = _with_example(network, description)
     program = torch.onnx.export(
-        whole, (images,), dynamo=True, input_names=["images"], output_names=["logits"], dynamic_shapes=shapes,
+        whole,
+        (images,),
+        dynamo=True,
+        input_names=["images"],
+        output_names=["logits"],
+        dynamic_shapes=shapes,
         verbose=False,
-    )  # fmt: skip
+    )
     assert program is not None
     return bytes(program.model_proto.SerializeToString())
 
 
-def _with_example(network: nn.Module, description: Description) -> tuple[NormalizedNetwork, Tensor, dict[str, Any]]:
+def _with_example(
+    network: nn.Module, description: Description
+) -> tuple[NormalizedNetwork, Tensor, dict[str, Any]]:
     """The network with its normalisation, two samples, and that their number may vary."""
     mean, std = description["normalization"]["mean"], description["normalization"]["std"]
     in_shape = description["network"]["in_shape"]

@@ -13,22 +13,23 @@ _CARD = """\
 
 # {method} on {data_set}
 
-A network `{network}`, trained for {rounds} rounds by federated semi-supervised learning with the method {method} of the
-package lightning-fedssl {version}.
+A network `{network}`, trained for {rounds} rounds by federated semi-supervised learning with the
+method {method} of the package lightning-fedssl {version}.
 
 | metric | value |
 |---|---|
 {results}
 
-`model.pt2` needs PyTorch alone, and has the normalisation inside; it takes {inputs} `(batch, {shape})`:
+`model.pt2` needs PyTorch alone, and has the normalisation inside; it takes {inputs} `(batch,
+{shape})`:
 
 ```python
 import torch
 logits = torch.export.load("model.pt2").module()(torch.rand(1, {shape}))
 ```
 
-Classes, in the order of the logits: {class_names}. `model.safetensors` holds the weights under the network's own names,
-for samples that were normalised as `model.json` says.
+Classes, in the order of the logits: {class_names}. `model.safetensors` holds the weights under the
+network's own names, for samples that were normalised as `model.json` says.
 {privacy}
 {citation}
 """
@@ -41,15 +42,25 @@ def model_card(description: Description) -> str:
         description: What :func:`~lightning_fedssl.export.describe_model` returned.
     """
     method = description["algorithm"].rpartition(".")[2]
-    header = {"library_name": "pytorch", "tags": ["federated-learning", "semi-supervised-learning", method]}
-    privacy = f"\nPrivacy: {description['privacy']['statement']}.\n" if "privacy" in description else ""
+    header = {
+        "library_name": "pytorch",
+        "tags": ["federated-learning", "semi-supervised-learning", method],
+    }
+    privacy = (
+        f"\nPrivacy: {description['privacy']['statement']}.\n" if "privacy" in description else ""
+    )
     return _CARD.format(
-        **description | {"network": description["network"]["class_path"] or "network", "privacy": privacy},
+        **description
+        | {"network": description["network"]["class_path"] or "network", "privacy": privacy},
         header=yaml.safe_dump(header | {"datasets": [description["data_set"]]}, sort_keys=False),
         method=method,
-        inputs="values in 0..1" if description.get("input") == "pixels" else "samples in the units of the data set",
+        inputs="values in 0..1"
+        if description.get("input") == "pixels"
+        else "samples in the units of the data set",
         shape=", ".join(map(str, description["network"]["in_shape"])),
-        results="\n".join(_row(description, name, value) for name, value in sorted(description["metrics"].items())),
+        results="\n".join(
+            _row(description, name, value) for name, value in sorted(description["metrics"].items())
+        ),
     )
 
 

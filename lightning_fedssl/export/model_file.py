@@ -18,14 +18,16 @@ from lightning_fedssl.storage.files import write_synced
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
 CONSTRUCTOR = "config.json"
-"""The arguments of the network's constructor; Hugging Face's ``PyTorchModelHubMixin`` reads them."""
+"""The arguments of the network's constructor;
+Hugging Face's ``PyTorchModelHubMixin`` reads them.
+"""
 
 
 def save_model(network: nn.Module, description: Description, folder: Path) -> None:
     """Write a network's weights and its description; each file is written completely or not at all.
 
-    The description gets ``dtype``, the type of the weights in the file. A metric that is NaN or infinite, which JSON
-    does not have, becomes ``null``.
+    The description gets ``dtype``, the type of the weights in the file. A metric that is NaN or
+    infinite, which JSON does not have, becomes ``null``.
 
     Args:
         network: Its parameters and buffers are written under their own names.
@@ -36,20 +38,33 @@ def save_model(network: nn.Module, description: Description, folder: Path) -> No
         OSError: If a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in network.state_dict().items()}
-    content = save(tensors, metadata={"format": "pt"})  # one key: of several the order would change from run to run
-    metrics = {name: value if is_number(value) else None for name, value in description["metrics"].items()}
-    text = json.dumps({**description, "metrics": metrics, "dtype": dtype_of(network)}, indent=2) + "\n"
+    tensors = {
+        name: tensor.detach().cpu().clone().contiguous()
+        for name, tensor in network.state_dict().items()
+    }
+    content = save(
+        tensors, metadata={"format": "pt"}
+    )  # one key: of several the order would change from run to run
+    metrics = {
+        name: value if is_number(value) else None for name, value in description["metrics"].items()
+    }
+    text = (
+        json.dumps({**description, "metrics": metrics, "dtype": dtype_of(network)}, indent=2) + "\n"
+    )
     write_synced(folder / WEIGHTS, lambda file: file.write(content))
     write_synced(folder / DESCRIPTION, lambda file: file.write(text.encode()))
     built = description["network"]
     of_data = {name: built[name] for name in ("num_classes", "in_shape") if built[name]}
     arguments = {**built["init_args"], **of_data}
-    write_synced(folder / CONSTRUCTOR, lambda file: file.write((json.dumps(arguments, indent=2) + "\n").encode()))
+    write_synced(
+        folder / CONSTRUCTOR,
+        lambda file: file.write((json.dumps(arguments, indent=2) + "\n").encode()),
+    )
 
 
 def load_network(folder: str | Path) -> tuple[nn.Module, Description]:
-    """The network of ``model.safetensors`` and ``model.json`` in a folder, in evaluation mode, and the description.
+    """The network of ``model.safetensors`` and ``model.json`` in a folder, in evaluation mode, and
+    the description.
 
     Args:
         folder: The folder, for example ``lightning_logs/version_0/checkpoints``.
@@ -65,12 +80,15 @@ def load_network(folder: str | Path) -> tuple[nn.Module, Description]:
     try:
         network.load_state_dict(state)
     except RuntimeError as error:
-        raise ValueError(f"{weights} does not fit the network that {text} names: {error}") from error
+        raise ValueError(
+            f"{weights} does not fit the network that {text} names: {error}"
+        ) from error
     return network.eval(), description
 
 
 def is_number(value: float | None) -> TypeGuard[float]:
-    """Whether a metric has a value: neither NaN nor infinite, nor the ``null`` of a file that was read.
+    """Whether a metric has a value: neither NaN nor infinite, nor the ``null`` of a file that was
+    read.
 
     Args:
         value: The metric.
@@ -93,8 +111,10 @@ def build_described(network: dict[str, Any]) -> nn.Module:
 
     if network["class_path"] is None:
         raise ValueError(
-            "the network's class has no import path (a function inside a function, a lambda, or a network that was "
-            "built before the run), so it cannot be built again; load model.safetensors into a network of your own"
+            "the network's class has no import path (a function inside a function, a lambda, or a "
+            "network that was "
+            "built before the run), so it cannot be built again; load model.safetensors into a "
+            "network of your own"
         )
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--network", type=NetworkFactory)
@@ -103,5 +123,7 @@ def build_described(network: dict[str, Any]) -> nn.Module:
     try:
         factory = parser.instantiate_classes(parser.parse_object({"network": named})).network
     except Exception as error:
-        raise ValueError(f"the network {path} cannot be built from its description: {error}") from error
+        raise ValueError(
+            f"the network {path} cannot be built from its description: {error}"
+        ) from error
     return build_network(factory, network["num_classes"], tuple(network["in_shape"]))

@@ -1,4 +1,6 @@
-"""Classes, functions and objects written as plain values: a class path and the arguments of its constructor."""
+"""Classes, functions and objects written as plain values: a class path and the arguments of its
+constructor.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ class NotNamedError(ValueError):
 def named_value(value: Any) -> Any:
     """A value as numbers, texts, lists and dicts, in the form of a configuration file.
 
-    A class or a ``functools.partial`` becomes ``{"class_path": ..., "init_args": {...}}``, and so does an object whose
-    constructor's arguments are all attributes of it. A function becomes its import path.
+    A class or a ``functools.partial`` becomes ``{"class_path": ..., "init_args": {...}}``, and so
+    does an object whose constructor's arguments are all attributes of it. A function becomes its
+    import path.
 
     Args:
         value: An argument of an algorithm.
@@ -58,7 +61,9 @@ def named_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def target_of(factory: Any) -> Any:
-    """The class or function of a partial; jsonargparse wraps a class in a partial of one of its functions.
+    """The class or function of a partial.
+
+    Jsonargparse wraps a class in a partial of one of its functions.
 
     Args:
         factory: A partial; anything else is returned as it is.
@@ -78,7 +83,9 @@ def target_of(factory: Any) -> Any:
 def _with_path(target: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     path = f"{target.__module__}.{target.__qualname__}"
     try:
-        found = functools.reduce(getattr, target.__qualname__.split("."), import_module(target.__module__))
+        found = functools.reduce(
+            getattr, target.__qualname__.split("."), import_module(target.__module__)
+        )
     except (AttributeError, ImportError):
         found = None
     if found is not target:
@@ -87,7 +94,11 @@ def _with_path(target: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _constructor_arguments(value: Any) -> dict[str, Any]:
-    names = [name for name in inspect.signature(type(value)).parameters if name not in ("args", "kwargs")]
+    names = [
+        name for name in inspect.signature(type(value)).parameters if name not in ("args", "kwargs")
+    ]
     if not all(hasattr(value, name) for name in names) or hasattr(value, "state_dict"):
-        raise NotNamedError(f"a {type(value).__name__} does not show the arguments that it was made with")
+        raise NotNamedError(
+            f"a {type(value).__name__} does not show the arguments that it was made with"
+        )
     return {name: getattr(value, name) for name in names}

@@ -1,1 +1,4 @@
-"""Pure tensor functions: losses, pseudo-labels, averaging, statistics; independent of trainer and federation."""
+"""Pure tensor functions: losses, pseudo-labels, averaging, statistics.
+
+Independent of trainer and federation.
+"""

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 State = dict[str, Tensor]
-"""Tensors by name: the parameters or buffers of a model, or other tensors that server and clients exchange."""
+"""Tensors by name: the parameters or buffers of a model, or other tensors that server and clients
+exchange."""
 
 
 class WeightedSum:
@@ -25,29 +26,39 @@ class WeightedSum:
 
         Args:
             state: Floating tensors; the same names in every call.
-            weight: Not negative. A state of weight 0 does not change the sum, even if it contains NaN.
+            weight: Not negative. A state of weight 0 does not change the sum, even if it contains
+                NaN.
         """
         self.count += 1
         if weight == 0:
             return
         self.weight += weight
         if not self.total:
-            self.total = dict(zip(state, torch._foreach_mul(list(state.values()), weight), strict=True))
+            self.total = dict(
+                zip(state, torch._foreach_mul(list(state.values()), weight), strict=True)
+            )
         else:
-            torch._foreach_add_(list(self.total.values()), [state[name] for name in self.total], alpha=weight)
+            torch._foreach_add_(
+                list(self.total.values()), [state[name] for name in self.total], alpha=weight
+            )
 
     def mean(self) -> State | None:
         """The weighted mean, or None if no state with a positive weight was added."""
         if self.weight == 0:
             return None
-        return dict(zip(self.total, torch._foreach_div(list(self.total.values()), self.weight), strict=True))
+        return dict(
+            zip(self.total, torch._foreach_div(list(self.total.values()), self.weight), strict=True)
+        )
 
 
-def momentum_step(server: State, mean: State, buffer: State, momentum: float) -> tuple[State, State]:
-    """One server step along the pseudo-gradient ``server - mean`` (FedAvgM; SemiFL Table 4, beta_g).
+def momentum_step(
+    server: State, mean: State, buffer: State, momentum: float
+) -> tuple[State, State]:
+    """One server step along the pseudo-gradient ``server - mean`` (FedAvgM; SemiFL Table 4,
+    beta_g).
 
-    ``buffer <- momentum * buffer + (server - mean)``, ``server <- server - buffer``; an empty buffer starts as the
-    pseudo-gradient. Momentum 0 is exactly the mean.
+    ``buffer <- momentum * buffer + (server - mean)``, ``server <- server - buffer``; an empty
+    buffer starts as the pseudo-gradient. Momentum 0 is exactly the mean.
 
     Args:
         server: The weights that were sent to the clients.
@@ -64,14 +75,16 @@ def momentum_step(server: State, mean: State, buffer: State, momentum: float) ->
     step = torch._foreach_sub(old, list(mean.values()))
     if buffer:
         step = torch._foreach_add(step, [buffer[name] for name in mean], alpha=momentum)
-    return dict(zip(mean, torch._foreach_sub(old, step), strict=True)), dict(zip(mean, step, strict=True))
+    return dict(zip(mean, torch._foreach_sub(old, step), strict=True)), dict(
+        zip(mean, step, strict=True)
+    )
 
 
 def is_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether every number in the tensors is finite; it waits for the device once.
 
-    The sum of a tensor is not finite if one of its numbers is NaN or infinite, and it is cheap to compute. The function
-    also returns False for finite numbers so large that their sum overflows.
+    The sum of a tensor is not finite if one of its numbers is NaN or infinite, and it is cheap to
+    compute. The function also returns False for finite numbers so large that their sum overflows.
     """
     sums = [t.sum() for t in tensors]
     return not sums or math.isfinite(float(torch.stack(sums).sum()))

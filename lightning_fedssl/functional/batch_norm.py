@@ -1,16 +1,19 @@
-"""Batch-norm statistics measured in one pass over images (static batch norm, sBN), and their exact combination.
+"""Batch-norm statistics measured in one pass over images (static batch norm, sBN), and their exact
+combination.
 
-SemiFL (Diao, Ding and Tarokh, NeurIPS 2022, arXiv 2106.01432) trains with batch statistics only. The statistics for
-evaluation are measured afterwards, in two variants: the authors' code gives every batch the same weight, and appendix B
-of the paper combines the moments of several parties exactly.
+SemiFL (Diao, Ding and Tarokh, NeurIPS 2022, arXiv 2106.01432) trains with batch statistics only.
+The statistics for evaluation are measured afterwards, in two variants: the authors' code gives
+every batch the same weight, and appendix B of the paper combines the moments of several parties
+exactly.
 
-In a measuring pass every batch-norm layer normalises with the statistics of its batch, as in training. All other layers
-are in evaluation mode: with dropout, the statistics would describe features that do not occur in evaluation, and the
-pass would need random numbers. (The authors' networks have no dropout.) The pass does not change the network's modes,
-buffers or parameters.
+In a measuring pass every batch-norm layer normalises with the statistics of its batch, as in
+training. All other layers are in evaluation mode: with dropout, the statistics would describe
+features that do not occur in evaluation, and the pass would need random numbers. (The authors'
+networks have no dropout.) The pass does not change the network's modes, buffers or parameters.
 
-A layer is any :class:`torch.nn.modules.batchnorm._BatchNorm`, found by its name in ``network.named_modules()``. Layers
-that the forward pass does not use (those of a teacher inside the module) are skipped.
+A layer is any :class:`torch.nn.modules.batchnorm._BatchNorm`, found by its name in
+``network.named_modules()``. Layers that the forward pass does not use (those of a teacher inside
+the module) are skipped.
 """
 
 from __future__ import annotations
@@ -44,12 +47,19 @@ class Moments(NamedTuple):
 
 
 def batch_norm_layers(network: nn.Module) -> dict[str, _BatchNorm]:
-    """The batch-norm layers of a network by name; a layer that is used in two places appears once."""
-    return {name: module for name, module in network.named_modules() if isinstance(module, _BatchNorm)}
+    """The batch-norm layers of a network by name.
+
+    A layer that is used in two places appears once.
+    """
+    return {
+        name: module for name, module in network.named_modules() if isinstance(module, _BatchNorm)
+    }
 
 
 def has_static_batch_norm(network: nn.Module) -> bool:
-    """Whether a layer has statistics for evaluation that training does not update, so that they must be measured."""
+    """Whether a layer has statistics for evaluation that training does not update, so that they
+    must be measured.
+    """
     layers = batch_norm_layers(network).values()
     return any(not layer.track_running_stats and layer.running_mean is not None for layer in layers)
 
@@ -61,13 +71,15 @@ def estimate_statistics(
 
     Args:
         network: The network; it is not changed.
-        batches: Images in the network's input format, ``(batch, channels, height, width)``, on its device.
-        average: ``batches``: the unweighted average over batches of the batch means and of the unbiased batch variances
-            (the authors' code, PyTorch's ``momentum=None``). ``exact``: mean and unbiased variance of all values
-            together.
+        batches: Images in the network's input format, ``(batch, channels, height, width)``, on its
+            device.
+        average: ``batches``: the unweighted average over batches of the batch means and of the
+            unbiased batch variances (the authors' code, PyTorch's ``momentum=None``). ``exact``:
+            mean and unbiased variance of all values together.
 
     Returns:
-        Float64 statistics by layer name, for :func:`load_statistics`; empty if the network has no batch norm.
+        Float64 statistics by layer name, for :func:`load_statistics`; empty if the network has no
+        batch norm.
 
     Raises:
         ValueError: There is no batch, or a batch has only one value per channel at a layer.
@@ -75,7 +87,9 @@ def estimate_statistics(
     return average_moments(batch_moments(network, batches), average)
 
 
-def average_moments(measured: dict[str, list[Moments]], average: Literal["batches", "exact"] = "batches") -> Statistics:
+def average_moments(
+    measured: dict[str, list[Moments]], average: Literal["batches", "exact"] = "batches"
+) -> Statistics:
     """The statistics of every batch-norm layer, from the moments of all batches.
 
     Args:
@@ -87,20 +101,27 @@ def average_moments(measured: dict[str, list[Moments]], average: Literal["batche
     """
     if measured and not any(measured.values()):
         raise ValueError(
-            "There are no samples to measure batch-norm statistics on: raise data.num_labels, or take all images of "
+            "There are no samples to measure batch-norm statistics on: raise data.num_labels, or "
+            "take all images of "
             "server and clients (StaticBatchNorm, source: moments)."
         )
     if average == "exact":
-        return {name: (total.mean, total.variance) for name, total in _combine_all(measured).items()}
+        return {
+            name: (total.mean, total.variance) for name, total in _combine_all(measured).items()
+        }
     return {
-        name: (_stack(part.mean for part in parts).mean(0), _stack(part.variance for part in parts).mean(0))
+        name: (
+            _stack(part.mean for part in parts).mean(0),
+            _stack(part.variance for part in parts).mean(0),
+        )
         for name, parts in measured.items()
         if parts
     }
 
 
 def measuring_batches(indices: Tensor, batch_size: int) -> list[Tensor]:
-    """Batches of indices; a single remaining image, which has no variance, is added to the batch before it.
+    """Batches of indices; a single remaining image, which has no variance, is added to the batch
+    before it.
 
     Args:
         indices: ``(images,)``.
@@ -129,9 +150,11 @@ def local_moments(network: nn.Module, batches: Iterable[Tensor]) -> dict[str, Mo
 
 
 def combine_moments(parties: Iterable[dict[str, Moments]]) -> dict[str, Moments]:
-    """Combine the moments of several parties exactly, in the given order, with one running total in memory.
+    """Combine the moments of several parties exactly, in the given order, with one running total in
+    memory.
 
-    ``mu = sum N_m mu_m / N`` and ``var = sum [(N_m - 1) s_m^2 + N_m (mu_m - mu)^2] / (N - 1)`` (SemiFL, appendix B).
+    ``mu = sum N_m mu_m / N`` and ``var = sum [(N_m - 1) s_m^2 + N_m (mu_m - mu)^2] / (N - 1)``
+    (SemiFL, appendix B).
 
     Args:
         parties: The result of :func:`local_moments` for each party; an empty one changes nothing.
@@ -144,19 +167,24 @@ def combine_moments(parties: Iterable[dict[str, Moments]]) -> dict[str, Moments]
 
 
 def load_statistics(network: nn.Module, statistics: Statistics | dict[str, Moments]) -> None:
-    """Write measured statistics into the buffers ``running_mean`` and ``running_var`` of a network, in place.
+    """Write measured statistics into the buffers ``running_mean`` and ``running_var`` of a network,
+    in place.
 
     Args:
-        network: A network with the layers named in ``statistics``. Other layers, and layers without these buffers, are
-            not changed.
-        statistics: From :func:`estimate_statistics`, :func:`local_moments` or :func:`combine_moments`.
+        network: A network with the layers named in ``statistics``. Other layers, and layers without
+            these buffers, are not changed.
+        statistics: From :func:`estimate_statistics`, :func:`local_moments` or
+            :func:`combine_moments`.
 
     Raises:
         ValueError: The network has no layer of a name in ``statistics``.
     """
     layers = batch_norm_layers(network)
     if unknown := ", ".join(sorted(statistics.keys() - layers.keys())):
-        raise ValueError(f"The network has no batch-norm layer {unknown}: measure the statistics on this network.")
+        raise ValueError(
+            f"The network has no batch-norm layer {unknown}: measure the statistics on this "
+            "network."
+        )
     for name, found in statistics.items():
         layer = layers[name]
         if layer.running_mean is not None and layer.running_var is not None:
@@ -167,12 +195,14 @@ def load_statistics(network: nn.Module, statistics: Statistics | dict[str, Momen
 
 @contextmanager
 def evaluating(network: nn.Module, batch_statistics: bool = False) -> Iterator[None]:
-    """Set evaluation mode and disable gradients inside the context; restore every module's mode at its end.
+    """Set evaluation mode and disable gradients inside the context.
+
+    Restore every module's mode at its end.
 
     Args:
         network: The network.
-        batch_statistics: Static batch norm normalises with the statistics of its batch, for weights whose statistics
-            have not been measured.
+        batch_statistics: Static batch norm normalises with the statistics of its batch, for weights
+            whose statistics have not been measured.
     """
     modes = [(module, module.training) for module in network.modules()]
     network.eval()
@@ -188,7 +218,9 @@ def evaluating(network: nn.Module, batch_statistics: bool = False) -> Iterator[N
 
 
 def batch_moments(network: nn.Module, batches: Iterable[Tensor]) -> dict[str, list[Moments]]:
-    """Pass all batches through the network; return the moments of every batch, in order, by batch-norm layer.
+    """Pass all batches through the network.
+
+    Return the moments of every batch, in order, by batch-norm layer.
 
     A layer that the network uses several times has several moments for a batch.
 
@@ -205,7 +237,8 @@ def batch_moments(network: nn.Module, batches: Iterable[Tensor]) -> dict[str, li
         return measured
     with evaluating(network):
         for name, layer in layers.items():
-            layer.forward = partial(_normalise, layer, name, measured[name])  # type: ignore[method-assign]
+            normalise = partial(_normalise, layer, name, measured[name])
+            layer.forward = normalise  # type: ignore[method-assign]
         try:
             for images in batches:
                 network(images)
@@ -216,17 +249,24 @@ def batch_moments(network: nn.Module, batches: Iterable[Tensor]) -> dict[str, li
 
 
 def _normalise(layer: _BatchNorm, name: str, measured: list[Moments], x: Tensor) -> Tensor:
-    """A batch-norm layer's forward pass of training, which appends the batch's moments to ``measured``."""
+    """A batch-norm layer's forward pass of training, which appends the batch's moments to
+    ``measured``.
+    """
     count = x.numel() // x.shape[1]
     if count < 2:
         raise ValueError(
-            f"A batch leaves one value per channel at the batch-norm layer {name!r}, which has no variance. Measure "
-            "with batches of two samples or more (add a last single one to the batch before it), or use norm: group."
+            f"A batch leaves one value per channel at the batch-norm layer {name!r}, which has no "
+            "variance. Measure "
+            "with batches of two samples or more (add a last single one to the batch before it), "
+            "or use norm: group."
         )
     like = x if layer.weight is None else layer.weight
     mean, variance = like.new_zeros(x.shape[1]), like.new_zeros(x.shape[1])
-    # momentum 1 makes the kernel write the batch's own mean and unbiased variance: no second pass over x.
-    out = F.batch_norm(x, mean, variance, layer.weight, layer.bias, training=True, momentum=1.0, eps=layer.eps)
+    # momentum 1 makes the kernel write the batch's own mean and unbiased variance: no second pass
+    # over x.
+    out = F.batch_norm(
+        x, mean, variance, layer.weight, layer.bias, training=True, momentum=1.0, eps=layer.eps
+    )
     measured.append(Moments(count, mean, variance))
     return out
 
@@ -248,4 +288,6 @@ def _combine(parts: Sequence[Moments]) -> Moments:
 
 def _stack(tensors: Iterable[Tensor]) -> Tensor:
     stacked = torch.stack(list(tensors))
-    return stacked.float() if stacked.device.type == "mps" else stacked.double()  # Apple's GPUs have no float64
+    return (
+        stacked.float() if stacked.device.type == "mps" else stacked.double()
+    )  # Apple's GPUs have no float64

@@ -1,4 +1,6 @@
-"""Supervised contrastive losses: the references are keys of the current batch and of earlier batches."""
+"""Supervised contrastive losses: the references are keys of the current batch and of earlier
+batches.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ class References(NamedTuple):
         keys: Projections of length 1, ``(references, dimension)``, without gradient.
         labels: Classes of the references, ``(references,)``.
         confident: Whether a reference may be a positive, ``(references,)`` bool.
-        valid: Whether a reference is used at all, ``(references,)`` bool; False for an empty slot of a queue.
+        valid: Whether a reference is used at all, ``(references,)`` bool; False for an empty slot
+            of a queue.
     """
 
     keys: Tensor
@@ -36,13 +39,18 @@ class References(NamedTuple):
 
 
 def contrastive_loss(
-    queries: Tensor, labels: Tensor, references: References, temperature: float, *, own_key: bool = True
+    queries: Tensor,
+    labels: Tensor,
+    references: References,
+    temperature: float,
+    *,
+    own_key: bool = True,
 ) -> Tensor:
     """The supervised contrastive loss of each anchor: ``(anchors,)``.
 
-    ``-mean_p [z . z_p / kappa - log sum_a exp(z . z_a / kappa)]`` (Semi-SFL Eq. 3 and 5). The positives p are the
-    confident references with the anchor's label; a runs over all valid references. An anchor without a positive has a
-    loss of 0.
+    ``-mean_p [z . z_p / kappa - log sum_a exp(z . z_a / kappa)]`` (Semi-SFL Eq. 3 and 5). The
+    positives p are the confident references with the anchor's label; a runs over all valid
+    references. An anchor without a positive has a loss of 0.
 
     Args:
         queries: z, projections of length 1, ``(anchors, dimension)``.
@@ -55,7 +63,9 @@ def contrastive_loss(
     counts = references.valid.expand_as(similarity)
     if not own_key:
         counts = counts & ~torch.eye(*similarity.shape, dtype=torch.bool, device=similarity.device)
-    least = torch.finfo(similarity.dtype).min  # not minus infinity: a row of minus infinities has a gradient of NaN
+    least = torch.finfo(
+        similarity.dtype
+    ).min  # not minus infinity: a row of minus infinities has a gradient of NaN
     log_shares = similarity.masked_fill(~counts, least).log_softmax(dim=1)
     positive = counts & references.confident & (labels[:, None] == references.labels)
     return -log_shares.where(positive, 0.0).sum(1) / positive.sum(1).clamp(min=1)

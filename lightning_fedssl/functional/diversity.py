@@ -1,7 +1,8 @@
 """Gradient diversity: how much the directions of several users' gradients differ.
 
-FedRGD (Z. Zhang et al., IEEE BigData 2021, arXiv 2008.11364), Eq. 1 and 9-12; the quantity is that of D. Yin et al.,
-"Gradient Diversity: a Key Ingredient for Scalable Distributed Learning", AISTATS 2018, arXiv 1706.05699.
+FedRGD (Z. Zhang et al., IEEE BigData 2021, arXiv 2008.11364), Eq. 1 and 9-12; the quantity is that
+of D. Yin et al., "Gradient Diversity: a Key Ingredient for Scalable Distributed Learning", AISTATS
+2018, arXiv 1706.05699.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ NormName = Literal["l1", "l2"]
 
 @dataclass
 class GradientSum:
-    """The sum of gradients and the sums of their norms: sufficient for diversity, for any number of gradients.
+    """The sum of gradients and the sums of their norms: sufficient for diversity, for any number of
+    gradients.
 
     Attributes:
         total: The sum, one flat vector ``(weights,)``; None before the first gradient.
@@ -39,7 +41,10 @@ class GradientSum:
 
     def add(self, gradient: Tensor) -> None:
         """Add a gradient, a flat vector ``(weights,)``; no reference to it is stored."""
-        l1, l2 = (float(torch.linalg.vector_norm(gradient, order, dtype=torch.float64)) for order in (1, 2))
+        l1, l2 = (
+            float(torch.linalg.vector_norm(gradient, order, dtype=torch.float64))
+            for order in (1, 2)
+        )
         self.merge(GradientSum(gradient, 1, l1, l1**2, l2, l2**2))
 
     def merge(self, other: GradientSum) -> None:
@@ -56,7 +61,8 @@ class GradientSum:
     def diversity(self, norm: NormName = "l2", *, squared: bool = True) -> float:
         """``sum_k ||g_k||^p / ||sum_k g_k||^p``, p = 2 if squared (Eq. 1), else 1 (Eq. 9).
 
-        It is ``1 / n^(p-1)`` for n equal gradients, 1 for orthogonal ones (squared L2), and infinite if their sum is 0.
+        It is ``1 / n^(p-1)`` for n equal gradients, 1 for orthogonal ones (squared L2), and
+        infinite if their sum is 0.
 
         Args:
             norm: ``l2`` (Eq. 1, 9) or ``l1`` (Eq. 10, 11).
@@ -68,12 +74,15 @@ class GradientSum:
         if self.total is None:
             raise ValueError("diversity needs at least one gradient")
         norms = {"l1": (self.l1, self.l1_squared), "l2": (self.l2, self.l2_squared)}[norm][squared]
-        of_sum = float(torch.linalg.vector_norm(self.total, 1 if norm == "l1" else 2, dtype=torch.float64))
+        of_sum = float(
+            torch.linalg.vector_norm(self.total, 1 if norm == "l1" else 2, dtype=torch.float64)
+        )
         of_sum = of_sum**2 if squared else of_sum
         return norms / of_sum if of_sum else float("inf")
 
     def diversity_of_means(self, norm: NormName = "l2", *, squared: bool = True) -> float:
-        """``mean_k ||g_k||^p / ||mean_k g_k||^p``, as the authors' code prints it: ``n^(p-1)`` times :meth:`diversity`.
+        """``mean_k ||g_k||^p / ||mean_k g_k||^p``, as the authors' code prints it: ``n^(p-1)``
+        times :meth:`diversity`.
 
         At least 1 for p = 2; exactly 1 for any number of equal gradients.
 

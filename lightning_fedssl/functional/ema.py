@@ -13,17 +13,21 @@ def ema_update(teacher: Mapping[str, Tensor], student: Mapping[str, Tensor], dec
     """Update a teacher in place to ``decay * teacher + (1 - decay) * student``.
 
     Args:
-        teacher: Tensors by name; they share no storage with the student's. Integer tensors (counters) are copied.
+        teacher: Tensors by name; they share no storage with the student's. Integer tensors
+            (counters) are copied.
         student: Tensors with at least the same names, of the same shapes.
         decay: From 0, which makes the teacher bitwise equal to the student, to below 1.
     """
     for name, own in teacher.items():
         averaged = decay and own.is_floating_point()
-        own.copy_(decay * own + (1 - decay) * student[name] if averaged else student[name])  # vmap has no lerp_
+        own.copy_(
+            decay * own + (1 - decay) * student[name] if averaged else student[name]
+        )  # vmap has no lerp_
 
 
 def warm_decay(step: int, decay: float) -> float:
-    """``min(1 - 1 / (step + 1), decay)``: in early steps the plain average of all values so far, later ``decay``.
+    """``min(1 - 1 / (step + 1), decay)``: in early steps the plain average of all values so far,
+    later ``decay``.
 
     Args:
         step: The number of the update, from 1; 0 gives decay 0.

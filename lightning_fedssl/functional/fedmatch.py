@@ -10,7 +10,9 @@ from torch.nn import functional as F
 
 
 def helper_divergence(logits: Tensor, helpers: Tensor, mask: Tensor) -> Tensor:
-    """``1/H sum_h KL(p_h || p)``, averaged over the images with a true mask; 0 without such an image (Eq. 1).
+    """``1/H sum_h KL(p_h || p)``, averaged over the images with a true mask.
+
+    0 without such an image (Eq. 1).
 
     Args:
         logits: ``(batch, classes)`` of the local model, which gets the gradient.
@@ -24,20 +26,27 @@ def helper_divergence(logits: Tensor, helpers: Tensor, mask: Tensor) -> Tensor:
     return mean
 
 
-def decomposition_penalty(pairs: Iterable[tuple[Tensor, Tensor]], l1_weight: float, l2_weight: float) -> Tensor:
-    """``lambda_L1 sum |psi| + lambda_L2 sum (sigma - psi)^2`` over all tensors (the last two terms of Eq. 5).
+def decomposition_penalty(
+    pairs: Iterable[tuple[Tensor, Tensor]], l1_weight: float, l2_weight: float
+) -> Tensor:
+    """``lambda_L1 sum |psi| + lambda_L2 sum (sigma - psi)^2`` over all tensors (the last two terms
+    of Eq. 5).
 
     Args:
         pairs: sigma and psi of every tensor.
         l1_weight: lambda_L1.
         l2_weight: lambda_L2.
     """
-    terms = [l1_weight * psi.abs().sum() + l2_weight * (sigma - psi).square().sum() for sigma, psi in pairs]
+    terms = [
+        l1_weight * psi.abs().sum() + l2_weight * (sigma - psi).square().sum()
+        for sigma, psi in pairs
+    ]
     return sum(terms[1:], start=terms[0])
 
 
 def nearest_clients(client: int, embeddings: Mapping[int, Tensor], count: int) -> list[int]:
-    """The other clients with the smallest Euclidean distance of embeddings, the nearest first (section 3.1).
+    """The other clients with the smallest Euclidean distance of embeddings, the nearest first
+    (section 3.1).
 
     Args:
         client: The client that needs helpers; it has an embedding.

@@ -1,8 +1,8 @@
 """Frozen layers: tensors of a network that nothing changes during a run.
 
-A frozen weight gets no gradient. A frozen batch norm normalises with the statistics that it has, in training and in
-evaluation. Each layer stores which of its tensors are frozen, so copies of a network (a teacher) and parts of one
-(split learning) have the same frozen tensors.
+A frozen weight gets no gradient. A frozen batch norm normalises with the statistics that it has, in
+training and in evaluation. Each layer stores which of its tensors are frozen, so copies of a
+network (a teacher) and parts of one (split learning) have the same frozen tensors.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _MARK = "frozen_tensors"
 def select_names(names: Mapping[str, str], patterns: Sequence[str], key: str) -> set[str]:
     """The first names of the tensors that patterns select.
 
-    A pattern is the name of a tensor (``convs.0.weight``), or of a layer, which stands for all its tensors
-    (``convs.0``, ``convs``); ``*`` stands for any characters. A pattern that begins with ``!`` removes names from the
-    selection. Later patterns have precedence.
+    A pattern is the name of a tensor (``convs.0.weight``), or of a layer, which stands for all its
+    tensors (``convs.0``, ``convs``); ``*`` stands for any characters. A pattern that begins with
+    ``!`` removes names from the selection. Later patterns have precedence.
 
     Args:
         names: All names of tensors, each with the first name of its tensor
@@ -39,10 +39,15 @@ def select_names(names: Mapping[str, str], patterns: Sequence[str], key: str) ->
     selected = set[str]()
     for pattern in patterns:
         wanted = pattern.removeprefix("!")
-        found = {f for n, f in names.items() if fnmatchcase(n, wanted) or fnmatchcase(n, f"{wanted}.*")}
+        found = {
+            f for n, f in names.items() if fnmatchcase(n, wanted) or fnmatchcase(n, f"{wanted}.*")
+        }
         if not found:
             layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
-            raise ValueError(f"{key}: {pattern!r} matches no tensor of the network, which has the layers {layers}")
+            raise ValueError(
+                f"{key}: {pattern!r} matches no tensor of the network, which has the layers "
+                f"{layers}"
+            )
         selected = selected - found if pattern.startswith("!") else selected | found
     return selected
 
@@ -50,9 +55,9 @@ def select_names(names: Mapping[str, str], patterns: Sequence[str], key: str) ->
 def freeze(network: nn.Module, patterns: Sequence[str], key: str = "freeze") -> None:
     """Freeze a network's weights whose names the patterns select, in place.
 
-    Weights that the network itself does not train (``requires_grad`` is False), such as those under adapters, are
-    frozen, too. A batch norm whose weights are all frozen is replaced by a :class:`FrozenBatchNorm`. Dropout in frozen
-    layers stays active.
+    Weights that the network itself does not train (``requires_grad`` is False), such as those under
+    adapters, are frozen, too. A batch norm whose weights are all frozen is replaced by a
+    :class:`FrozenBatchNorm`. Dropout in frozen layers stays active.
 
     Args:
         network: The network.
@@ -65,11 +70,18 @@ def freeze(network: nn.Module, patterns: Sequence[str], key: str = "freeze") -> 
     first = first_names(network)
     chosen = select_names(first, patterns, key)
     if chosen and not dict(network.named_parameters()).keys() - chosen:
-        raise ValueError(f"{key}: {', '.join(patterns)} selects every weight of the network, so nothing is trained")
+        raise ValueError(
+            f"{key}: {', '.join(patterns)} selects every weight of the network, so nothing is "
+            "trained"
+        )
     for path, layer in list(network.named_modules()):
         prefix = f"{path}." if path else ""
         weights = dict(layer.named_parameters(recurse=False))
-        own = [name for name, w in weights.items() if first[f"{prefix}{name}"] in chosen or not w.requires_grad]
+        own = [
+            name
+            for name, w in weights.items()
+            if first[f"{prefix}{name}"] in chosen or not w.requires_grad
+        ]
         for name in own:
             weights[name].requires_grad_(False)
         tensors = [*weights] or [*dict(layer.named_buffers(recurse=False))]
@@ -82,12 +94,15 @@ def freeze(network: nn.Module, patterns: Sequence[str], key: str = "freeze") -> 
 
 
 def frozen_names(module: nn.Module) -> frozenset[str]:
-    """Names of the frozen weights and buffers of a module, those in copies of a frozen network included.
+    """Names of the frozen weights and buffers of a module, those in copies of a frozen network
+    included.
 
     A tied weight has its first name, as in ``named_parameters``.
     """
     marked = {
-        f"{path}.{name}".lstrip(".") for path, layer in module.named_modules() for name in vars(layer).get(_MARK, ())
+        f"{path}.{name}".lstrip(".")
+        for path, layer in module.named_modules()
+        for name in vars(layer).get(_MARK, ())
     }
     return frozenset(name for name in tensors_of(module) if name in marked)
 
@@ -99,7 +114,8 @@ def tensors_that_change(module: nn.Module) -> State:
 
 
 class FrozenBatchNorm(nn.Module):
-    """A batch norm with fixed weights and fixed statistics: the same affine map in training and in evaluation.
+    """A batch norm with fixed weights and fixed statistics: the same affine map in training and in
+    evaluation.
 
     Its tensors have the names of the layer that it replaces.
 
@@ -116,10 +132,20 @@ class FrozenBatchNorm(nn.Module):
         self.weight, self.bias = layer.weight, layer.bias
         for name, buffer in layer.named_buffers():
             self.register_buffer(name, buffer)
-        setattr(self, _MARK, tuple(name for name, _ in (*layer.named_parameters(), *layer.named_buffers())))
+        setattr(
+            self,
+            _MARK,
+            tuple(name for name, _ in (*layer.named_parameters(), *layer.named_buffers())),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """The normalised input, of its shape ``(batch, channels, ...)``."""
         return F.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
+            x,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            training=False,
+            eps=self.eps,
         )

@@ -36,7 +36,8 @@ def consistency_losses(logits: Tensor, pseudo: PseudoLabels) -> Tensor:
 
 
 def consistency_loss(logits: Tensor, pseudo: PseudoLabels) -> Tensor:
-    """Sum of the confident images' cross-entropies, divided by the batch size (FixMatch Eq. 4; FedRGD Eq. 4).
+    """Sum of the confident images' cross-entropies, divided by the batch size (FixMatch Eq. 4;
+    FedRGD Eq. 4).
 
     Args:
         logits: ``(batch, classes)`` of the view that is trained (the strong one).
@@ -46,7 +47,9 @@ def consistency_loss(logits: Tensor, pseudo: PseudoLabels) -> Tensor:
 
 
 def proximal_term(parameters: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:
-    """Half the squared distance to the anchors, ``1/2 ||w - w_t||^2`` (FedProx, Li et al., MLSys 2020, Eq. 2)."""
+    """Half the squared distance to the anchors, ``1/2 ||w - w_t||^2`` (FedProx, Li et al., MLSys
+    2020, Eq. 2).
+    """
     distances = [(w - anchor).square().sum() for w, anchor in zip(parameters, anchors, strict=True)]
     return 0.5 * sum(distances[1:], start=distances[0])
 
@@ -62,7 +65,8 @@ def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def kl_divergence(logits: Tensor, target: Tensor) -> Tensor:
-    """KL divergence of the predicted probabilities from target probabilities, ``KL(target || softmax)``: ``(batch,)``.
+    """KL divergence of the predicted probabilities from target probabilities, ``KL(target ||
+    softmax)``: ``(batch,)``.
 
     Args:
         logits: ``(batch, classes)``.
@@ -72,7 +76,8 @@ def kl_divergence(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def kl_to_uniform(logits: Tensor) -> Tensor:
-    """KL divergence of each image's class probabilities from the uniform distribution, ``log C - H``: ``(batch,)``.
+    """KL divergence of each image's class probabilities from the uniform distribution, ``log C -
+    H``: ``(batch,)``.
 
     As a loss it is a confidence penalty (Pereyra et al., 2017; Fed-SHVR Eq. 9).
 
@@ -84,10 +89,11 @@ def kl_to_uniform(logits: Tensor) -> Tensor:
 
 
 def kl_from_uniform(logits: Tensor) -> Tensor:
-    """KL divergence of the uniform distribution from each image's class probabilities: ``(batch,)``.
+    """KL divergence of the uniform distribution from each image's class probabilities:
+    ``(batch,)``.
 
-    As a loss it is label smoothing (Pereyra et al., 2017, section 3.2). It grows without bound as the probability of a
-    class approaches 0, whereas :func:`kl_to_uniform` is at most ``log C``.
+    As a loss it is label smoothing (Pereyra et al., 2017, section 3.2). It grows without bound as
+    the probability of a class approaches 0, whereas :func:`kl_to_uniform` is at most ``log C``.
 
     Args:
         logits: ``(batch, classes)``.

@@ -1,9 +1,9 @@
 """Default optimizers, and a check for methods whose equations hold for plain SGD alone.
 
-The defaults are functions and not lambdas: of a lambda jsonargparse may keep the arguments where a configuration names
-SGD with other arguments, or take the default of the base class instead, and it cannot write it into a configuration.
-They are in a module of their own because jsonargparse parses the source of a default's module several times for each
-configuration that it reads.
+The defaults are functions and not lambdas: of a lambda jsonargparse may keep the arguments where a
+configuration names SGD with other arguments, or take the default of the base class instead, and it
+cannot write it into a configuration. They are in a module of their own because jsonargparse parses
+the source of a default's module several times for each configuration that it reads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def slow_plain_sgd(parameters: Iterable[Tensor]) -> Optimizer:
 
 
 def nesterov_sgd(parameters: Iterable[Tensor]) -> Optimizer:
-    """Semi-SFL's default optimizer: SGD with learning rate 0.02, Nesterov momentum 0.9 and weight decay 5e-4."""
+    """Semi-SFL's default optimizer: SGD with learning rate 0.02, Nesterov momentum 0.9 and weight
+    decay 5e-4.
+    """
     return torch.optim.SGD(parameters, lr=0.02, momentum=0.9, nesterov=True, weight_decay=5e-4)
 
 
@@ -57,7 +59,10 @@ def require_plain_sgd(
         group["momentum"] or (group["weight_decay"] and not weight_decay) for group in groups
     )
     if not plain or (len({float(group["lr"]) for group in groups}) > 1 and not several_rates):
-        extras = f"{'' if weight_decay else ', weight decay'}{'' if several_rates else ' and rates of single weights'}"
+        extras = ("" if weight_decay else ", weight decay") + (
+            "" if several_rates else " and rates of single weights"
+        )
         raise ValueError(
-            f"model.optimizer is {type(optimizer).__name__}, but {reason}: use SGD without momentum{extras}"
+            f"model.optimizer is {type(optimizer).__name__}, but {reason}: use SGD without "
+            f"momentum{extras}"
         )

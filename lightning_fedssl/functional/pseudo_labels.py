@@ -13,7 +13,8 @@ class PseudoLabels(NamedTuple):
     """Labels that a model predicted for unlabelled images.
 
     Attributes:
-        labels: ``(n,)`` int64, the most probable class; soft labels are probabilities ``(n, classes)``.
+        labels: ``(n,)`` int64, the most probable class; soft labels are probabilities ``(n,
+            classes)``.
         confidence: ``(n,)``, the probability of that class.
         mask: ``(n,)`` bool, whether the confidence is at least the threshold.
     """
@@ -24,15 +25,18 @@ class PseudoLabels(NamedTuple):
 
 
 def at_least_float32(logits: Tensor) -> Tensor:
-    """Convert 16-bit logits to float32: near 0.95, the resolution of a bfloat16 confidence is only 0.004.
+    """Convert 16-bit logits to float32: near 0.95, the resolution of a bfloat16 confidence is only
+    0.004.
 
-    Autocast converts them for a single client, but not inside ``vmap``, which decomposes softmax and cross-entropy.
+    Autocast converts them for a single client, but not inside ``vmap``, which decomposes softmax
+    and cross-entropy.
     """
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
 
 def pseudo_label(logits: Tensor, threshold: float, *, soft: bool = False) -> PseudoLabels:
-    """The class with the largest softmax probability, confident if that probability is at least ``threshold``.
+    """The class with the largest softmax probability, confident if that probability is at least
+    ``threshold``.
 
     Args:
         logits: ``(n, classes)``.
@@ -45,7 +49,9 @@ def pseudo_label(logits: Tensor, threshold: float, *, soft: bool = False) -> Pse
 
 
 def agreement(labels: Tensor, helpers: Tensor) -> Tensor:
-    """The class that a model and its helpers predict most often; in a tie, the lowest class (FedMatch Eq. 3).
+    """The class that a model and its helpers predict most often.
+
+    In a tie, the lowest class (FedMatch Eq. 3).
 
     Args:
         labels: The model's own classes, ``(n,)`` int64.
@@ -55,14 +61,17 @@ def agreement(labels: Tensor, helpers: Tensor) -> Tensor:
         ``(n,)`` int64.
     """
     votes = torch.nn.functional.one_hot(labels, helpers.shape[-1])
-    votes = votes + torch.nn.functional.one_hot(helpers.argmax(dim=-1), helpers.shape[-1]).sum(dim=1)
+    votes = votes + torch.nn.functional.one_hot(helpers.argmax(dim=-1), helpers.shape[-1]).sum(
+        dim=1
+    )
     return votes.argmax(dim=-1)
 
 
 def skew_of(logits: Tensor) -> Tensor:
     """KL divergence of the images' mean class probabilities from the uniform distribution, in nats.
 
-    For a correct model it is 0 if all classes are equally frequent, and ``log C`` if all images are of one class.
+    For a correct model it is 0 if all classes are equally frequent, and ``log C`` if all images are
+    of one class.
 
     Args:
         logits: ``(n, classes)``.
@@ -72,13 +81,16 @@ def skew_of(logits: Tensor) -> Tensor:
 
 
 def sharpen(logits: Tensor, alpha_0: float, alpha_1: float) -> Tensor:
-    """The minimiser over v of ``alpha_0 CE(f, v) + alpha_1 KL(v || uniform)``, f the softmax of the logits.
+    """The minimiser over v of ``alpha_0 CE(f, v) + alpha_1 KL(v || uniform)``, f the softmax of the
+    logits.
 
-    ``v_j = f_j^(alpha_0 / alpha_1) / sum_i f_i^(alpha_0 / alpha_1)``, one-hot for ``alpha_1 = 0`` (Fed-SHVR, Lemma 1).
+    ``v_j = f_j^(alpha_0 / alpha_1) / sum_i f_i^(alpha_0 / alpha_1)``, one-hot for ``alpha_1 = 0``
+    (Fed-SHVR, Lemma 1).
 
     Args:
         logits: ``(n, classes)``.
-        alpha_0: Weight of the cross-entropy; 0 gives the uniform distribution, unless ``alpha_1`` is also 0.
+        alpha_0: Weight of the cross-entropy; 0 gives the uniform distribution, unless ``alpha_1``
+            is also 0.
         alpha_1: Weight of the regulariser.
 
     Returns:

@@ -1,4 +1,6 @@
-"""Sparse communication: thresholds on values and on changes, and the bytes of sending the remaining entries."""
+"""Sparse communication: thresholds on values and on changes, and the bytes of sending the remaining
+entries.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ def hard_threshold(values: Tensor, threshold: float) -> Tensor:
 
 
 def keep_changes(new: Tensor, old: Tensor, delta: float, threshold: float = 0.0) -> Tensor:
-    """The new values where they differ from the old ones by more than ``delta``, else the old values.
+    """The new values where they differ from the old ones by more than ``delta``, else the old
+    values.
 
     Args:
         new: Any shape.
@@ -29,7 +32,8 @@ def keep_changes(new: Tensor, old: Tensor, delta: float, threshold: float = 0.0)
 
 
 def sparse_sizes(name: str, count: int, dense: Tensor) -> dict[str, int]:
-    """Bytes of sending some entries of a tensor: their values, and their positions as 32-bit numbers or a bit map.
+    """Bytes of sending some entries of a tensor: their values, and their positions as 32-bit
+    numbers or a bit map.
 
     Args:
         name: The tensor's name.

@@ -1,7 +1,7 @@
 """Tied weights: one tensor that a module has under several names, such as the weight of two layers.
 
-``named_parameters`` gives the first name alone, and so do the server's state and a checkpoint; ``state_dict`` gives all
-of them, and a module that loads a state by name expects all.
+``named_parameters`` gives the first name alone, and so do the server's state and a checkpoint;
+``state_dict`` gives all of them, and a module that loads a state by name expects all.
 """
 
 from __future__ import annotations
@@ -34,13 +34,18 @@ def first_names(module: nn.Module) -> dict[str, str]:
 def places_of(module: nn.Module) -> dict[str, str]:
     """One name of each place in each layer, with the first name of the tensor there.
 
-    ``functional_call`` would exchange the tensors of a layer with two names twice, and leave the given ones in it.
+    ``functional_call`` would exchange the tensors of a layer with two names twice, and leave the
+    given ones in it.
 
     Args:
         module: The module.
     """
     layers = dict(module.named_modules())  # each layer once
-    return {name: first for name, first in first_names(module).items() if name.rpartition(".")[0] in layers}
+    return {
+        name: first
+        for name, first in first_names(module).items()
+        if name.rpartition(".")[0] in layers
+    }
 
 
 def call_with(module: nn.Module, tensors: State, *inputs: Any) -> Any:
@@ -59,7 +64,8 @@ def complete_when_loaded(module: nn.Module) -> None:
     """Let a module with tied weights load states that have them under their first names alone.
 
     Args:
-        module: The module; its ``load_state_dict`` and those of modules that contain it complete the state.
+        module: The module; its ``load_state_dict`` and those of modules that contain it complete
+            the state.
     """
     if any(name != first for name, first in first_names(module).items()):
         module.register_load_state_dict_pre_hook(_complete)

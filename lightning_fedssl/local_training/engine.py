@@ -26,39 +26,49 @@ from lightning_fedssl.state import ClientUpdate
 _log = logging.getLogger(__name__)
 
 CUDA_STACK = 10
-"""Clients in a stack on a CUDA device with ``clients_at_once: auto``: the papers' cohorts, and enough to fill it."""
+"""Clients in a stack on a CUDA device with ``clients_at_once: auto``: the papers' cohorts, and
+enough to fill it."""
 
 
 class LocalTraining:
     """Trains the clients of each round, with the local trainer that suits method and device.
 
-    Layers that draw random numbers, such as dropout, draw others for stacked clients than for sequential ones.
+    Layers that draw random numbers, such as dropout, draw others for stacked clients than for
+    sequential ones.
 
     Args:
-        clients_at_once: Clients trained together; ``auto``: one on a CPU, where stacking gains nothing, and on a CUDA
-            device ten, or all clients of a rank for split learning.
-        watchers: Names of callbacks that read the working module after each step of a client; with one of these,
-            clients train sequentially.
+        clients_at_once: Clients trained together; ``auto``: one on a CPU, where stacking gains
+            nothing, and on a CUDA device ten, or all clients of a rank for split learning.
+        watchers: Names of callbacks that read the working module after each step of a client; with
+            one of these, clients train sequentially.
 
     Attributes:
-        refusal: Why clients train one after another although ``clients_at_once`` is above 1; empty if they do not.
+        refusal: Why clients train one after another although ``clients_at_once`` is above 1; empty
+            if they do not.
     """
 
-    def __init__(self, clients_at_once: int | Literal["auto"] = "auto", watchers: Sequence[str] = ()) -> None:
+    def __init__(
+        self, clients_at_once: int | Literal["auto"] = "auto", watchers: Sequence[str] = ()
+    ) -> None:
         self.clients_at_once = clients_at_once
         self.watchers = watchers
         self.refusal = ""
 
     def stacks(self, clients: Sequence[int], device: torch.device) -> list[Sequence[int]]:
-        """The clients that one rank must train together; on a CPU a function of the round's clients alone.
+        """The clients that one rank must train together.
 
-        On other devices each client is on its own here, and the clients of a rank are stacked: all ranks have work.
+        On a CPU a function of the round's clients alone.
+
+        On other devices each client is on its own here, and the clients of a rank are stacked: all
+        ranks have work.
 
         Args:
             clients: The clients of the round, in drawn order.
             device: The ranks' kind of device.
         """
-        return sampling.equal_parts(clients, stack_size(self.clients_at_once) if device.type == "cpu" else 1)
+        return sampling.equal_parts(
+            clients, stack_size(self.clients_at_once) if device.type == "cpu" else 1
+        )
 
     def train_clients(
         self,
@@ -80,15 +90,21 @@ class LocalTraining:
             max_steps: Steps of a client at most.
         """
         stacks = self._stacks_of_rank(stacks, fabric, CUDA_STACK)
-        if all(len(stack) == 1 for stack in stacks) or not self._may_stack(algorithm, optimizer, fabric):
+        if all(len(stack) == 1 for stack in stacks) or not self._may_stack(
+            algorithm, optimizer, fabric
+        ):
             clients = chain.from_iterable(stacks)
-            return sequential.train_clients(algorithm, clients, optimizer, fabric, observer, max_steps)
+            return sequential.train_clients(
+                algorithm, clients, optimizer, fabric, observer, max_steps
+            )
 
         def failed(error: Exception) -> None:
             self._warn(algorithm, fabric, _place_of(error))
 
         return chain.from_iterable(
-            vectorized.train_clients(algorithm, stack, optimizer, fabric, observer, max_steps, failed)
+            vectorized.train_clients(
+                algorithm, stack, optimizer, fabric, observer, max_steps, failed
+            )
             for stack in stacks
         )
 
@@ -104,39 +120,66 @@ class LocalTraining:
         cohort: Sequence[int],
         max_steps: int | None = None,
     ) -> list[ClientUpdate]:
-        """Train clients and server together; see :func:`lightning_fedssl.local_training.split_learning.train_jointly`.
+        """Train clients and server together.
 
-        The activations of all clients of a step are in memory until the server has made its step, stacked or not.
+        See :func:`lightning_fedssl.local_training.split_learning.train_jointly`.
+
+        The activations of all clients of a step are in memory until the server has made its step,
+        stacked or not.
 
         Raises:
-            ValueError: The precision scales the loss, which has no meaning for the gradients of features.
+            ValueError: The precision scales the loss, which has no meaning for the gradients of
+                features.
         """
         if _scales_loss(fabric):
-            raise ValueError("trainer.precision: split learning needs one that scales no loss, such as bf16-mixed")
+            raise ValueError(
+                "trainer.precision: split learning needs one that scales no loss, such as "
+                "bf16-mixed"
+            )
         stacks = self._stacks_of_rank(stacks, fabric, sum(map(len, stacks)))
-        if any(len(stack) > 1 for stack in stacks) and not self._may_stack(algorithm, client_optimizer, fabric):
+        if any(len(stack) > 1 for stack in stacks) and not self._may_stack(
+            algorithm, client_optimizer, fabric
+        ):
             stacks = [[client] for client in chain.from_iterable(stacks)]
         with vectorized.room_for(sum(map(len, stacks)), fabric):
             return split_learning.train_jointly(
-                algorithm, stacks, client_optimizer, server_optimizer, server_data, fabric, observer, cohort, max_steps
+                algorithm,
+                stacks,
+                client_optimizer,
+                server_optimizer,
+                server_data,
+                fabric,
+                observer,
+                cohort,
+                max_steps,
             )
 
     def _stacks_of_rank(
         self, stacks: Sequence[Sequence[LocalData]], fabric: Fabric, auto: int
     ) -> Sequence[Sequence[LocalData]]:
-        """The stacks as they are on a CPU; on a CUDA device those of the rank's clients, with ``auto`` this many."""
+        """The stacks as they are on a CPU.
+
+        On a CUDA device those of the rank's clients, with ``auto`` this many.
+        """
         if fabric.device.type != "cuda":
             return stacks
         size = auto if self.clients_at_once == "auto" else self.clients_at_once
         return sampling.equal_parts(list(chain.from_iterable(stacks)), max(size, 1))
 
-    def _may_stack(self, algorithm: FederatedAlgorithm, optimizer: Optimizer, fabric: Fabric) -> bool:
-        """Whether optimizer, callbacks and precision allow stacked clients; if not, a warning says why."""
+    def _may_stack(
+        self, algorithm: FederatedAlgorithm, optimizer: Optimizer, fabric: Fabric
+    ) -> bool:
+        """Whether optimizer, callbacks and precision allow stacked clients.
+
+        If not, a warning says why.
+        """
         reason = ""
         if type(optimizer) not in ELEMENTWISE:
             known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
             name = type(optimizer).__name__
-            reason = f"the optimizer {name} is not known to update every weight separately; {known} are"
+            reason = (
+                f"the optimizer {name} is not known to update every weight separately; {known} are"
+            )
         elif self.watchers and not isinstance(algorithm, JointAlgorithm):
             reason = f"{', '.join(self.watchers)} reads the model after every step"
         elif _scales_loss(fabric):
@@ -160,7 +203,9 @@ def stack_size(clients_at_once: int | Literal["auto"]) -> int:
 
 
 def _scales_loss(fabric: Fabric) -> bool:
-    """Whether the precision multiplies losses, as 16-mixed does, with a factor that depends on all earlier steps."""
+    """Whether the precision multiplies losses, as 16-mixed does, with a factor that depends on all
+    earlier steps.
+    """
     precision = fabric.strategy.precision
     return isinstance(precision, MixedPrecision) and precision.scaler is not None
 
@@ -169,6 +214,14 @@ def _place_of(error: Exception) -> str:
     """An error's first line, and the line of the method's code that it comes from."""
     frames = traceback.extract_tb(error.__traceback__)
     here = Path(__file__).parent
-    own = [f for f in frames if here not in Path(f.filename).parents and "torch" not in Path(f.filename).parts]
+    own = [
+        f
+        for f in frames
+        if here not in Path(f.filename).parents and "torch" not in Path(f.filename).parts
+    ]
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return f"{own[-1].name} ({Path(own[-1].filename).name}:{own[-1].lineno}, `{own[-1].line}`): {text}" if own else text
+    return (
+        f"{own[-1].name} ({Path(own[-1].filename).name}:{own[-1].lineno}, `{own[-1].line}`): {text}"
+        if own
+        else text
+    )

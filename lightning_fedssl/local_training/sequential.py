@@ -1,7 +1,9 @@
-"""Sequential training: one client after another in the working module. The reference, and fast on a CPU.
+"""Sequential training: one client after another in the working module. The reference, and fast on a
+CPU.
 
-Layers that draw random numbers, such as dropout, draw them from torch's generators, which are seeded for each party and
-round. Stacked clients share one stream, so their masks are others than those of sequential training.
+Layers that draw random numbers, such as dropout, draw them from torch's generators, which are
+seeded for each party and round. Stacked clients share one stream, so their masks are others than
+those of sequential training.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ from lightning_fedssl.state import (
 class LocalTrainingObserver(Protocol):
     """The events that a local trainer reports to the loop."""
 
-    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int], received: State) -> None:
+    def client_started(
+        self, data: LocalData, work: LocalWork, sizes: dict[str, int], received: State
+    ) -> None:
         """A client has received its broadcast, of these bytes by name, and prepared its work.
 
         Args:
@@ -56,7 +60,9 @@ class LocalTrainingObserver(Protocol):
 class NoObserver:
     """A :class:`LocalTrainingObserver` that ignores all events."""
 
-    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int], received: State) -> None:
+    def client_started(
+        self, data: LocalData, work: LocalWork, sizes: dict[str, int], received: State
+    ) -> None:
         """Nothing."""
 
     def client_batch_ended(self, step: int) -> None:
@@ -159,7 +165,8 @@ class Loop:
 
         Args:
             work: The batches.
-            training_step: Returns the loss of a batch, alone or in a dictionary; None skips the batch.
+            training_step: Returns the loss of a batch, alone or in a dictionary; None skips the
+                batch.
             loss_name: The scalar under which the mean loss is logged.
             batch_ended: Called after each step.
         """
@@ -173,7 +180,9 @@ class Loop:
         corrected = [(named[name], value) for name, value in work.control_variate.items()]
         max_norm = algorithm.gradient_clip_norm
         if max_norm is None and corrected:
-            max_norm = math.inf  # clips nothing, but a scaled gradient must be unscaled before it is corrected
+            max_norm = (
+                math.inf
+            )  # clips nothing, but a scaled gradient must be unscaled before it is corrected
         algorithm.train()
         losses: defaultdict[int, list[Tensor]] = defaultdict(list)
         for step, batch in enumerate(work):
@@ -186,12 +195,16 @@ class Loop:
                 continue
             if not loss.requires_grad:
                 raise LossError(
-                    f"{type(algorithm).__name__}.{function} returned a loss that depends on no weight: compute it from "
-                    "the network's output, without detach() or torch.no_grad(), or return None to skip the batch"
+                    f"{type(algorithm).__name__}.{function} returned a loss that depends on no "
+                    "weight: compute it from "
+                    "the network's output, without detach() or torch.no_grad(), or return None to "
+                    "skip the batch"
                 )
             fabric.backward(loss)
             if max_norm is not None:
-                fabric.clip_gradients(algorithm, self.scaled, max_norm=max_norm, error_if_nonfinite=False)
+                fabric.clip_gradients(
+                    algorithm, self.scaled, max_norm=max_norm, error_if_nonfinite=False
+                )
             add_to_gradients(corrected)
             self.scaled.step()
             losses[len(next(iter(batch.values())))].append(loss.detach())
@@ -202,7 +215,9 @@ class Loop:
             algorithm.log(loss_name, mean, batch_size=size * len(of_batches))
 
     def _delete_gradients(self) -> None:
-        """As the optimizer's ``zero_grad``, which takes 10 microseconds to be seen by the profiler."""
+        """As the optimizer's ``zero_grad``,
+        which takes 10 microseconds to be seen by the profiler.
+        """
         for weight in self.weights:
             weight.grad = None
 
@@ -215,7 +230,9 @@ def add_to_gradients(corrected: Sequence[tuple[Tensor, Tensor]]) -> None:
     """
     for weight, value in corrected:
         if weight.grad is None:
-            weight.grad = torch.empty_like(weight).copy_(value)  # fused kernels need the weight's memory layout
+            weight.grad = torch.empty_like(weight).copy_(
+                value
+            )  # fused kernels need the weight's memory layout
         else:
             weight.grad.add_(value)
 
@@ -229,7 +246,10 @@ def own_random_stream(data: LocalData, purpose: str = "network", *more: int) -> 
         purpose: What draws random numbers.
         more: Further parts of the key, such as the step.
     """
-    key, device = sampling.derive_key(data.seed, purpose, data.round, data.party, *more), data.images.device
+    key, device = (
+        sampling.derive_key(data.seed, purpose, data.round, data.party, *more),
+        data.images.device,
+    )
     on_cuda = device.type == "cuda"
     with torch.random.fork_rng([device] if on_cuda else []):
         torch.default_generator.manual_seed(key)
@@ -248,8 +268,8 @@ def start(
 ) -> LocalWork:
     """Load what a client receives into the working module, and let the client prepare its work.
 
-    What the client writes to the client store is staged; it is committed at once if the client skips the round, because
-    there will be no update to accept.
+    What the client writes to the client store is staged; it is committed at once if the client
+    skips the round, because there will be no update to accept.
 
     Args:
         algorithm: The working module.
@@ -261,11 +281,15 @@ def start(
     """
     server = server or algorithm
     with algorithm.clients.stage(data.party):
-        received: State = checked(server.broadcast(data.party), Mapping, algorithm, "broadcast", "tensors by name")
+        received: State = checked(
+            server.broadcast(data.party), Mapping, algorithm, "broadcast", "tensors by name"
+        )
         live.load(received)
         with own_random_stream(data, "before training"):
             work = algorithm.on_client_start(data)
-        work = checked(work, LocalWork, algorithm, "on_client_start", "a LocalWork").limited(max_steps)
+        work = checked(work, LocalWork, algorithm, "on_client_start", "a LocalWork").limited(
+            max_steps
+        )
         if work.extra_download:
             live.load(work.extra_download)
         sizes = server.download_sizes(data.party, {**received, **work.extra_download})
@@ -290,7 +314,10 @@ class Sent:
     @classmethod
     def of(cls, algorithm: FederatedAlgorithm) -> Sent:
         """The names of a method."""
-        return cls([name for name, p in algorithm.named_parameters() if p.requires_grad], algorithm.uploaded_buffers())
+        return cls(
+            [name for name, p in algorithm.named_parameters() if p.requires_grad],
+            algorithm.uploaded_buffers(),
+        )
 
     def update(self, tensors: State, data: LocalData, work: LocalWork) -> ClientUpdate:
         """The update of a client that has made its steps.
@@ -302,11 +329,14 @@ class Sent:
         """
         weights = {name: tensors[name].detach() for name in self.weights if name in tensors}
         buffers = {name: tensors[name] for name in self.buffers}
-        return ClientUpdate(data.party, weights, buffers, work.num_samples, work.num_steps, dict(work.payload))
+        return ClientUpdate(
+            data.party, weights, buffers, work.num_samples, work.num_steps, dict(work.payload)
+        )
 
 
 def kept_optimizer_state(algorithm: FederatedAlgorithm, owner: int) -> State:
-    """The state with which a client's optimizer starts: empty, or that of its last round (``keep_client_optimizer``).
+    """The state with which a client's optimizer starts: empty, or that of its last round
+    (``keep_client_optimizer``).
 
     Args:
         algorithm: The algorithm.
@@ -323,10 +353,13 @@ def finish(
     optimizer: State,
     owner: int,
 ) -> ClientUpdate:
-    """Let a client complete its update; its persistent state is staged until the update is accepted.
+    """Let a client complete its update.
+
+    Its persistent state is staged until the update is accepted.
 
     Args:
-        algorithm: The algorithm; its working module holds the client's result where clients train one by one.
+        algorithm: The algorithm; its working module holds the client's result where clients train
+            one by one.
         data: The client's data.
         update: The trained weights and buffers.
         observer: Is called with the completed update.
@@ -347,11 +380,17 @@ Result = TypeVar("Result")
 
 
 class LossError(ValueError):
-    """A step of a method has returned something else than a loss, so that it cannot be trained at all."""
+    """A step of a method has returned something else than a loss, so that it cannot be trained at
+    all.
+    """
 
 
-def loss_of(returned: object, algorithm: nn.Module, function: str, may_skip: bool = True) -> Tensor | None:
-    """The loss of a step, which returns it alone or in a dictionary, as Lightning's steps may; None skips the batch.
+def loss_of(
+    returned: object, algorithm: nn.Module, function: str, may_skip: bool = True
+) -> Tensor | None:
+    """The loss of a step, which returns it alone or in a dictionary, as Lightning's steps may.
+
+    None skips the batch.
 
     Args:
         returned: What the function returned; under ``vmap`` for one client.
@@ -368,13 +407,16 @@ def loss_of(returned: object, algorithm: nn.Module, function: str, may_skip: boo
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         skip = ", or None to skip the batch" if may_skip else ""
         raise LossError(
-            f"{type(algorithm).__name__}.{function} returned {described(loss)}: return the loss of the batch as one "
+            f"{type(algorithm).__name__}.{function} returned {described(loss)}: return the loss "
+            "of the batch as one "
             f"number, such as the mean over its images{skip}"
         )
     return loss
 
 
-def checked(result: Result, expected: type, algorithm: nn.Module, function: str, remedy: str) -> Result:
+def checked(
+    result: Result, expected: type, algorithm: nn.Module, function: str, remedy: str
+) -> Result:
     """What a function of a method returned, if it has the type that the caller expects.
 
     Args:
@@ -388,7 +430,9 @@ def checked(result: Result, expected: type, algorithm: nn.Module, function: str,
         ValueError: Names the class and the function.
     """
     if not isinstance(result, expected):
-        raise ValueError(f"{type(algorithm).__name__}.{function} returned {described(result)}: return {remedy}")
+        raise ValueError(
+            f"{type(algorithm).__name__}.{function} returned {described(result)}: return {remedy}"
+        )
     return result
 
 
@@ -396,4 +440,8 @@ def described(value: object) -> str:
     """The type of a value as text, or the shape if it is a tensor."""
     if value is None:
         return "None"
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    return (
+        f"a tensor of shape {tuple(value.shape)}"
+        if isinstance(value, Tensor)
+        else f"a {type(value).__name__}"
+    )

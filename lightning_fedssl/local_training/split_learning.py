@@ -1,10 +1,12 @@
-"""Split learning: clients with the bottom of a network and a server with its top train together, step by step.
+"""Split learning: clients with the bottom of a network and a server with its top train together,
+step by step.
 
-At every step each client sends features, the server makes one step on the features of all of them, and each client
-receives the gradient of its own. On several ranks every rank has its share of the clients and a copy of the server:
-features are gathered without their autograd graph, every rank makes the same step of the server, and backpropagates its
-clients' rows of the gradient. The result does not depend on the number of ranks. Within a step, clients compute one
-after another, or those of a stack together over stacked weights.
+At every step each client sends features, the server makes one step on the features of all of them,
+and each client receives the gradient of its own. On several ranks every rank has its share of the
+clients and a copy of the server: features are gathered without their autograd graph, every rank
+makes the same step of the server, and backpropagates its clients' rows of the gradient. The result
+does not depend on the number of ranks. Within a step, clients compute one after another, or those
+of a stack together over stacked weights.
 """
 
 from __future__ import annotations
@@ -37,7 +39,13 @@ from lightning_fedssl.local_training.sequential import (
 )
 from lightning_fedssl.local_training.stacked_layers import StackedLayers
 from lightning_fedssl.local_training.stacked_optimizer import StackedOptimizer, part_of
-from lightning_fedssl.local_training.vectorized import CallOf, Client, clip_gradients, placed, prepared
+from lightning_fedssl.local_training.vectorized import (
+    CallOf,
+    Client,
+    clip_gradients,
+    placed,
+    prepared,
+)
 from lightning_fedssl.state import Batch, ClientUpdate, Direction, set_learning_rate
 
 
@@ -65,13 +73,17 @@ def train_jointly(
     cohort: Sequence[int],
     max_steps: int | None = None,
 ) -> list[ClientUpdate]:
-    """Train the cohort's clients and the server together; the working module's server part is trained in place.
+    """Train the cohort's clients and the server together.
+
+    The working module's server part is trained in place.
 
     Args:
         algorithm: The working module; it holds the global model.
         stacks: The data of this rank's clients; those of one stack make their steps together.
-        client_optimizer: The clients' settings and learning rate; without ``keep_client_optimizer`` the state is new.
-        server_optimizer: The server's optimizer over the working module's weights, with its initial state.
+        client_optimizer: The clients' settings and learning rate; without ``keep_client_optimizer``
+            the state is new.
+        server_optimizer: The server's optimizer over the working module's weights, with its initial
+            state.
         server_data: The server's data, for the key of its random numbers.
         fabric: Gives precision, the backward pass and the ranks.
         observer: Is called at every start, step, transfer and end.
@@ -81,7 +93,9 @@ def train_jointly(
     Returns:
         One update for each of this rank's clients that trained.
     """
-    together = [ready for stack in stacks if (ready := prepared(algorithm, stack, observer, max_steps))]
+    together = [
+        ready for stack in stacks if (ready := prepared(algorithm, stack, observer, max_steps))
+    ]
     ready = list(chain.from_iterable(together))
     seats = _Seats(fabric, cohort, [client.data.party for client in ready])
     steps = _common_steps(fabric, [client.work.num_steps for client in ready])
@@ -94,13 +108,18 @@ def train_jointly(
             set_learning_rate(optimizer, algorithm.step_factors[step])
         remaining = iter(batches := [client.work.batch(step) for client in ready])
         with fabric.autocast():
-            own = [group.features(list(islice(remaining, len(group.clients))), step) for group in groups]
+            own = [
+                group.features(list(islice(remaining, len(group.clients))), step)
+                for group in groups
+            ]
         features = seats.gather([{name: t.detach() for name, t in part.items()} for part in own])
         seats.leave_out(features)
         server, gradient = None, torch.zeros_like(features[STUDENT])
         if seats.present:
             seen = {name: seats.chosen(t).detach() for name, t in features.items()}
-            server, found = _server_step(algorithm, seen, server_optimizer, fabric, server_data, step)
+            server, found = _server_step(
+                algorithm, seen, server_optimizer, fabric, server_data, step
+            )
             gradient = seats.for_all(found * len(seats.present))
             losses += seats.for_all(_client_losses(server, len(seats.present)))
             images += features[STUDENT].shape[1]
@@ -124,14 +143,25 @@ def _common_steps(fabric: Fabric, steps: list[int]) -> int:
     """The number of steps, which is one for all clients of all ranks."""
     numbers = {number for part in collectives.gather(fabric, steps) for number in part}
     if len(numbers) > 1:
-        raise ValueError(f"clients that train together with the server must make equally many steps, not {numbers}")
+        raise ValueError(
+            "clients that train together with the server must make equally many steps, not "
+            f"{numbers}"
+        )
     return numbers.pop() if numbers else 0
 
 
 def _server_step(
-    algorithm: JointAlgorithm, features: State, optimizer: Optimizer, fabric: Fabric, data: LocalData, step: int
+    algorithm: JointAlgorithm,
+    features: State,
+    optimizer: Optimizer,
+    fabric: Fabric,
+    data: LocalData,
+    step: int,
 ) -> tuple[JointStep, Tensor]:
-    """One step of the server's part on the features of all clients; also the gradient of the student's features."""
+    """One step of the server's part on the features of all clients.
+
+    Also the gradient of the student's features.
+    """
     optimizer.zero_grad(set_to_none=True)
     student = features[STUDENT].requires_grad_()
     with own_random_stream(data, "joint network", step):
@@ -152,7 +182,9 @@ def _checked(algorithm: JointAlgorithm, found: object) -> JointStep:
     """
     if not isinstance(found, tuple):
         name = f"{type(algorithm).__name__}.joint_training_step"
-        raise LossError(f"{name} returned {described(found)}: return lightning_fedssl.algorithm.JointStep(loss)")
+        raise LossError(
+            f"{name} returned {described(found)}: return lightning_fedssl.algorithm.JointStep(loss)"
+        )
     computed = JointStep(*found)
     loss_of(computed.loss, algorithm, "joint_training_step", may_skip=False)
     return computed
@@ -167,12 +199,16 @@ def _report(
     server: JointStep | None,
     seats: _Seats,
 ) -> None:
-    """Report what each of this rank's clients sent and received, and how its images were labelled."""
+    """Report what each of this rank's clients sent and received,
+    and how its images were labelled.
+    """
     count = features[STUDENT].shape[1]
     for client, batch, seat in zip(ready, batches, seats.mine, strict=True):
         if seats.left_before(seat):
             continue
-        up, down = algorithm.step_sizes(client.data.party, {name: t[seat] for name, t in features.items()})
+        up, down = algorithm.step_sizes(
+            client.data.party, {name: t[seat] for name, t in features.items()}
+        )
         observer.transfer(client.data.party, "up", up)
         if seat not in seats.present:
             continue
@@ -181,7 +217,9 @@ def _report(
             row = seats.present.index(seat)
             rows = slice(row * count, (row + 1) * count)
             with algorithm.clients.stage(client.data.party):
-                observer.images_labeled(batch["index"], PseudoLabels(*(t[rows] for t in server.pseudo)))
+                observer.images_labeled(
+                    batch["index"], PseudoLabels(*(t[rows] for t in server.pseudo))
+                )
 
 
 def _client_losses(server: JointStep, clients: int) -> Tensor:
@@ -191,8 +229,13 @@ def _client_losses(server: JointStep, clients: int) -> Tensor:
     return server.image_losses.detach().double().reshape(clients, -1).mean(1)
 
 
-def _log_losses(algorithm: JointAlgorithm, ready: Sequence[Client], seats: _Seats, means: Tensor, images: int) -> None:
-    """Log the mean loss of each of this rank's clients over all steps; the server rejects those that are left out."""
+def _log_losses(
+    algorithm: JointAlgorithm, ready: Sequence[Client], seats: _Seats, means: Tensor, images: int
+) -> None:
+    """Log the mean loss of each of this rank's clients over all steps.
+
+    The server rejects those that are left out.
+    """
     for client, seat in zip(ready, seats.mine, strict=True):
         if seat in seats.present:
             with algorithm.clients.stage(client.data.party):
@@ -215,7 +258,10 @@ class _Seats:
         everyone = [client for part in self.by_rank for client in part]
         self.total = len(everyone)
         order = sorted(range(self.total), key=lambda row: place[everyone[row]])
-        self.mine = [order.index(sum(map(len, self.by_rank[: fabric.global_rank])) + i) for i in range(len(mine))]
+        self.mine = [
+            order.index(sum(map(len, self.by_rank[: fabric.global_rank])) + i)
+            for i in range(len(mine))
+        ]
         self._order, self._mine = self._index(order), self._index(self.mine)
         self._clients = [everyone[row] for row in order]
         self.present = list(range(self.total))
@@ -231,7 +277,10 @@ class _Seats:
         return seat not in self._present_before
 
     def leave_out(self, features: State) -> None:
-        """Exclude clients whose features are not finite, from this step on; every rank has the same features."""
+        """Exclude clients whose features are not finite, from this step on.
+
+        Every rank has the same features.
+        """
         sums = torch.stack([t.flatten(1).sum(1).double() for t in features.values()])
         finite = sums.sum(0).isfinite().tolist()
         self._present_before = self.present
@@ -253,7 +302,10 @@ class _Seats:
         return self.total
 
     def _index(self, rows: list[int]) -> Tensor | None:
-        """The rows as a tensor on the device, to avoid a copy at every step; None for all rows in order."""
+        """The rows as a tensor on the device, to avoid a copy at every step.
+
+        None for all rows in order.
+        """
         if rows == list(range(self.total)):
             return None
         return torch.tensor(rows, dtype=torch.int64).to(self.fabric.device, non_blocking=True)
@@ -266,8 +318,12 @@ class _Seats:
         """
         joined = {name: torch.cat([part[name] for part in own]) for name in own[0]} if own else {}
         if self.fabric.world_size > 1:
-            joined = collectives.gather_rows(self.fabric, joined, [len(part) for part in self.by_rank])
-        return joined if self._order is None else {name: t[self._order] for name, t in joined.items()}
+            joined = collectives.gather_rows(
+                self.fabric, joined, [len(part) for part in self.by_rank]
+            )
+        return (
+            joined if self._order is None else {name: t[self._order] for name, t in joined.items()}
+        )
 
     def own(self, rows: Tensor) -> Tensor:
         """This rank's rows out of those of all clients."""
@@ -283,19 +339,29 @@ class _Bottoms:
         template: Gives the optimizer's settings.
     """
 
-    def __init__(self, algorithm: JointAlgorithm, clients: Sequence[Client], template: Optimizer) -> None:
+    def __init__(
+        self, algorithm: JointAlgorithm, clients: Sequence[Client], template: Optimizer
+    ) -> None:
         self.algorithm = algorithm
         self.clients = clients
         self.module = CallOf(algorithm, "client_features")
-        self.places = {place: name for place, name in places_of(algorithm).items() if algorithm.at_clients(name)}
-        names = {id(p): name for name, p in algorithm.named_parameters() if algorithm.at_clients(name)}
+        self.places = {
+            place: name
+            for place, name in places_of(algorithm).items()
+            if algorithm.at_clients(name)
+        }
+        names = {
+            id(p): name for name, p in algorithm.named_parameters() if algorithm.at_clients(name)
+        }
         part = part_of(template, names)
         self.order = [names[id(p)] for group in part.param_groups for p in group["params"]]
         theirs = [name for name in clients[0].received if algorithm.at_clients(name)]
         self.tensors = {name: torch.stack([c.received[name] for c in clients]) for name in theirs}
         self.leaves = {name: self.tensors[name].requires_grad_() for name in self.order}
         self.rest = {name: t for name, t in self.tensors.items() if name not in self.leaves}
-        self.optimizers = StackedOptimizer(part, [kept_optimizer_state(algorithm, c.owner) for c in clients])
+        self.optimizers = StackedOptimizer(
+            part, [kept_optimizer_state(algorithm, c.owner) for c in clients]
+        )
         self.optimizer = self.optimizers.narrow([self.leaves[name] for name in self.order])
 
     def features(self, batches: Sequence[Batch], step: int) -> State:
@@ -304,14 +370,16 @@ class _Bottoms:
             if len(self.clients) == 1:
                 own = {name: t[0] for name, t in self.tensors.items()}
                 given = placed(own, self.places)
-                alone: State = functional_call(self.module, given, (batches[0], step), tie_weights=False)
+                alone: State = functional_call(
+                    self.module, given, (batches[0], step), tie_weights=False
+                )
                 self._store({name: t[None] for name, t in self._replaced(given, own).items()})
                 return {name: t[None] for name, t in alone.items()}
             stacked = {name: torch.stack([batch[name] for batch in batches]) for name in batches[0]}
             with StackedLayers():
-                together, replaced = vmap(self._of_one, randomness="different", in_dims=(0, 0, 0, None))(
-                    self.leaves, self.rest, stacked, step
-                )
+                together, replaced = vmap(
+                    self._of_one, randomness="different", in_dims=(0, 0, 0, None)
+                )(self.leaves, self.rest, stacked, step)
         self._store(replaced)
         return together
 
@@ -321,7 +389,9 @@ class _Bottoms:
         return features, self._replaced(given, rest)
 
     def _replaced(self, given: State, before: State) -> State:
-        """The buffers that a step has replaced by new tensors, instead of changing them in place."""
+        """The buffers that a step has replaced by new tensors,
+        instead of changing them in place.
+        """
         after = {name: given[f"algorithm.{name}"] for name in self.rest}
         return {name: t.detach() for name, t in after.items() if t is not before[name]}
 
@@ -337,7 +407,9 @@ class _Bottoms:
             clip_gradients(self.leaves.values(), self.algorithm.gradient_clip_norm)
         self.optimizer.step()
 
-    def updates(self, observer: JointTrainingObserver, left_out: Sequence[int]) -> list[ClientUpdate]:
+    def updates(
+        self, observer: JointTrainingObserver, left_out: Sequence[int]
+    ) -> list[ClientUpdate]:
         """The updates of the clients, except those that were excluded."""
         updates, sent = [], Sent.of(self.algorithm)
         for row, client in enumerate(self.clients):

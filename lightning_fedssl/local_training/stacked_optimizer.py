@@ -29,10 +29,13 @@ ELEMENTWISE = (
 
 
 class StackedOptimizer:
-    """One optimizer of the template's class and settings; row c of its weights and states is client c.
+    """One optimizer of the template's class and settings.
+
+    Row c of its weights and states is client c.
 
     Args:
-        template: Gives the class, the parameter groups and the learning rate; its parameters are not touched.
+        template: Gives the class, the parameter groups and the learning rate; its parameters are
+            not touched.
         kept: Each client's optimizer state from its last participation; empty for a new state.
 
     Raises:
@@ -54,7 +57,9 @@ class StackedOptimizer:
         """
         self._finish(len(leaves[0]))
         self.optimizer = like(self.template, leaves)
-        load_optimizer_state(self.optimizer, {k: v[: self.width] if v.dim() else v for k, v in self.state.items()})
+        load_optimizer_state(
+            self.optimizer, {k: v[: self.width] if v.dim() else v for k, v in self.state.items()}
+        )
         return self.optimizer
 
     def state_of(self, row: int) -> State:
@@ -67,23 +72,32 @@ class StackedOptimizer:
         if self.optimizer is not None:
             self.state = optimizer_state(self.optimizer)
         for row in range(width, self.width):
-            self.finished[row] = {k: (v[row] if v.dim() else v).clone() for k, v in self.state.items()}
+            self.finished[row] = {
+                k: (v[row] if v.dim() else v).clone() for k, v in self.state.items()
+            }
         self.width = min(width, self.width)
 
 
 def _stacked(template: Optimizer, kept: Sequence[State]) -> State:
     """The clients' states stacked; a momentum that a client lacks is 0."""
     if any(p.dim() == 0 for group in template.param_groups for p in group["params"]):
-        raise ValueError("a weight has no dimensions, so its momentum cannot be distinguished from a count of steps")
+        raise ValueError(
+            "a weight has no dimensions, so its momentum cannot be distinguished from a count of "
+            "steps"
+        )
     known = {name: value for state in kept for name, value in state.items()}
     # Only without dampening is the first step of SGD the step from a momentum of 0.
-    fills = isinstance(template, torch.optim.SGD) and not any(group["dampening"] for group in template.param_groups)
+    fills = isinstance(template, torch.optim.SGD) and not any(
+        group["dampening"] for group in template.param_groups
+    )
     stacked: State = {}
     for name, value in known.items():
         values = [state[name] if name in state else torch.zeros_like(value) for state in kept]
         counts_differ = value.dim() == 0 and any(not torch.equal(value, other) for other in values)
         if counts_differ or (not fills and any(name not in state for state in kept)):
-            raise ValueError(f"the optimizers of the clients have made different numbers of steps ({name})")
+            raise ValueError(
+                f"the optimizers of the clients have made different numbers of steps ({name})"
+            )
         stacked[name] = torch.stack(values) if value.dim() else value
     return stacked
 
@@ -91,7 +105,10 @@ def _stacked(template: Optimizer, kept: Sequence[State]) -> State:
 def like(template: Optimizer, tensors: Sequence[Tensor]) -> Optimizer:
     """An optimizer of the same class and settings over other tensors, without a state."""
     remaining = iter(tensors)
-    groups = [{**group, "params": [next(remaining) for _ in group["params"]]} for group in template.param_groups]
+    groups = [
+        {**group, "params": [next(remaining) for _ in group["params"]]}
+        for group in template.param_groups
+    ]
     kind: Any = type(template)
     return cast(Optimizer, kind(groups))
 
@@ -103,6 +120,9 @@ def part_of(template: Optimizer, kept: Container[int]) -> Optimizer:
         template: The optimizer.
         kept: The ``id`` of each weight that remains.
     """
-    groups = [{**group, "params": [p for p in group["params"] if id(p) in kept]} for group in template.param_groups]
+    groups = [
+        {**group, "params": [p for p in group["params"] if id(p) in kept]}
+        for group in template.param_groups
+    ]
     kind: Any = type(template)
     return cast(Optimizer, kind([group for group in groups if group["params"]]))

@@ -19,16 +19,21 @@ from lightning_fedssl.local_work import LocalWork
 
 
 def step_work(
-    algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork, fabric: Fabric, known: dict[Any, float]
+    algorithm: FederatedAlgorithm,
+    data: LocalData,
+    work: LocalWork,
+    fabric: Fabric,
+    known: dict[Any, float],
 ) -> float:
     """The operations of a client's first step, divided by those of a plain step.
 
-    A plain step passes ``data.batch_size`` images through the network, forward and backward. Both steps are made once
-    on copies of the weights, and PyTorch counts the operations of convolutions, matrix products and attention. In split
-    training it is the client's part of the step.
+    A plain step passes ``data.batch_size`` images through the network, forward and backward. Both
+    steps are made once on copies of the weights, and PyTorch counts the operations of convolutions,
+    matrix products and attention. In split training it is the client's part of the step.
 
     Args:
-        algorithm: The working module, with the client's initial weights; it stays as it is, in training mode.
+        algorithm: The working module, with the client's initial weights; it stays as it is, in
+            training mode.
         data: The client's data.
         work: Its steps. Those of a work that trains by itself (``work.train``) count as plain ones.
         fabric: For the precision.
@@ -36,7 +41,9 @@ def step_work(
     """
     if work.train is not None:
         return 1.0
-    batch = {name: tensor.clone() for name, tensor in work.batch(0).items()}  # a loss may change a batch in place
+    batch = {
+        name: tensor.clone() for name, tensor in work.batch(0).items()
+    }  # a loss may change a batch in place
     shapes = tuple((name, tensor.shape) for name, tensor in batch.items())
     if shapes not in known:
         algorithm.train()
@@ -44,18 +51,26 @@ def step_work(
         images = data.plain(data.images.new_zeros(data.batch_size).long())
         with own_random_stream(data, "step work"):
             plain = _operations(algorithm, fabric, "forward", images)
-            known[shapes] = _operations(algorithm, fabric, function, batch, 0) / plain if plain else 1.0
+            known[shapes] = (
+                _operations(algorithm, fabric, function, batch, 0) / plain if plain else 1.0
+            )
     return known[shapes]
 
 
-def _operations(algorithm: FederatedAlgorithm, fabric: Fabric, function: str, *arguments: Any) -> int:
+def _operations(
+    algorithm: FederatedAlgorithm, fabric: Fabric, function: str, *arguments: Any
+) -> int:
     """The floating-point operations of a function and of the backward pass from what it returns."""
     tensors = tensors_of(algorithm)
-    copies = {name: t.detach().clone().requires_grad_(t.requires_grad) for name, t in tensors.items()}
+    copies = {
+        name: t.detach().clone().requires_grad_(t.requires_grad) for name, t in tensors.items()
+    }
     given = placed(copies, places_of(algorithm))
     with FlopCounterMode(display=False) as counted:
         with fabric.autocast(), recording(algorithm, [], []):
-            found = functional_call(CallOf(algorithm, function), given, arguments, tie_weights=False)
+            found = functional_call(
+                CallOf(algorithm, function), given, arguments, tie_weights=False
+            )
         outputs = found.values() if isinstance(found, Mapping) else [found]
         sums = [t.sum() for t in outputs if isinstance(t, Tensor) and t.requires_grad]
         if sums:

@@ -1,14 +1,16 @@
-"""Vectorized training: many clients make a step at once over stacked weights, with the results of sequential training.
+"""Vectorized training: many clients make a step at once over stacked weights, with the results of
+sequential training.
 
-The clients of a stack share no weight, so the gradient of the sum of their losses is, row by row, each client's own
-gradient, and an element-wise optimizer over the stack is one optimizer per client. Clients are sorted by their number
-of steps: those still training are always the first rows, and the rows of a client that has finished are not touched.
-The losses come from the algorithm's own ``training_step`` under ``torch.func.vmap``. Batches of different sizes (the
-last one of an epoch) have separate forward passes, so no batch is padded.
+The clients of a stack share no weight, so the gradient of the sum of their losses is, row by row,
+each client's own gradient, and an element-wise optimizer over the stack is one optimizer per
+client. Clients are sorted by their number of steps: those still training are always the first rows,
+and the rows of a client that has finished are not touched. The losses come from the algorithm's own
+``training_step`` under ``torch.func.vmap``. Batches of different sizes (the last one of an epoch)
+have separate forward passes, so no batch is padded.
 
-``training_step`` must not change attributes of its modules, because stacked clients share them; weights and buffers
-are each client's own. A weight that only some clients' batches reach has a gradient of 0 for the others, which
-momentum and weight decay move.
+``training_step`` must not change attributes of its modules, because stacked clients share them;
+weights and buffers are each client's own. A weight that only some clients' batches reach has a
+gradient of 0 for the others, which momentum and weight decay move.
 """
 
 from __future__ import annotations
@@ -74,22 +76,26 @@ def train_clients(
     max_steps: int | None = None,
     failed: Callable[[Exception], None] | None = None,
 ) -> Iterator[ClientUpdate]:
-    """Train the clients of one stack; the updates come in the clients' order, each valid until the next is requested.
+    """Train the clients of one stack.
 
-    All clients start before the first of them ends. After the last step each client's result is loaded into the working
-    module in turn, so that ``on_client_end`` finds there what it finds after sequential training; between the steps the
-    working module holds no client's weights.
+    The updates come in the clients' order, each valid until the next is requested.
+
+    All clients start before the first of them ends. After the last step each client's result is
+    loaded into the working module in turn, so that ``on_client_end`` finds there what it finds
+    after sequential training; between the steps the working module holds no client's weights.
 
     Args:
-        algorithm: The working module; its weights are overwritten. ``vmap`` must accept its ``training_step``.
+        algorithm: The working module; its weights are overwritten. ``vmap`` must accept its
+            ``training_step``.
         clients: The data of each client to train.
         optimizer: An optimizer whose class is in
-            :data:`~lightning_fedssl.local_training.stacked_optimizer.ELEMENTWISE`, for its settings.
+            :data:`~lightning_fedssl.local_training.stacked_optimizer.ELEMENTWISE`, for its
+            settings.
         fabric: For the precision and the backward pass.
         observer: Is called at every start, step and end.
         max_steps: The largest number of steps of a client.
-        failed: Called with the error of a stack that could not be trained; its clients then train one after another.
-            Left out: the error is raised.
+        failed: Called with the error of a stack that could not be trained; its clients then train
+            one after another. Left out: the error is raised.
 
     Yields:
         One update per client that made a step.
@@ -127,14 +133,19 @@ def train_clients(
 
 
 def prepared(
-    algorithm: FederatedAlgorithm, clients: Iterable[LocalData], observer: LocalTrainingObserver, max_steps: int | None
+    algorithm: FederatedAlgorithm,
+    clients: Iterable[LocalData],
+    observer: LocalTrainingObserver,
+    max_steps: int | None,
 ) -> list[Client]:
     """The clients that will train, with copies of their initial weights."""
     live, ready = LiveTensors(algorithm), []
     for data in clients:
         work = start(algorithm, live, data, observer, max_steps)
         if work.num_steps:
-            received = {n: t.detach().clone() for n, t in {**live.parameters(), **live.buffers()}.items()}
+            received = {
+                n: t.detach().clone() for n, t in {**live.parameters(), **live.buffers()}.items()
+            }
             ready.append(Client(data, work, received, algorithm.state_owner(data.party)))
     return ready
 
@@ -158,13 +169,15 @@ def room_for(number: int, fabric: Fabric) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise NoRoomError(
-            f"{number} clients do not fit into the memory of {fabric.device} together: lower trainer.clients_at_once "
+            f"{number} clients do not fit into the memory of {fabric.device} together: lower "
+            "trainer.clients_at_once "
             "or data.client_batch_size, or share the clients out by trainer.devices"
         ) from error
 
 
 class Stack:
-    """Weights and buffers of several clients, ``(clients, ...)`` each, their optimizers and their losses.
+    """Weights and buffers of several clients, ``(clients, ...)`` each, their optimizers and their
+    losses.
 
     Args:
         algorithm: Gives the loss; its own weights are not used.
@@ -175,7 +188,9 @@ class Stack:
         ValueError: The states of the clients' optimizers cannot be stacked.
     """
 
-    def __init__(self, algorithm: FederatedAlgorithm, clients: Sequence[Client], template: Optimizer) -> None:
+    def __init__(
+        self, algorithm: FederatedAlgorithm, clients: Sequence[Client], template: Optimizer
+    ) -> None:
         self.algorithm = algorithm
         self.clients = sorted(clients, key=lambda client: -client.work.num_steps)
         self.step_module = CallOf(algorithm, "training_step")
@@ -184,8 +199,12 @@ class Stack:
         self.order = [names[id(p)] for group in template.param_groups for p in group["params"]]
         self.trainable = [name for name, p in algorithm.named_parameters() if p.requires_grad]
         received = [client.received for client in self.clients]
-        self.tensors = {name: torch.stack([state[name] for state in received]) for name in received[0]}
-        self.optimizers = StackedOptimizer(template, [kept_optimizer_state(algorithm, c.owner) for c in self.clients])
+        self.tensors = {
+            name: torch.stack([state[name] for state in received]) for name in received[0]
+        }
+        self.optimizers = StackedOptimizer(
+            template, [kept_optimizer_state(algorithm, c.owner) for c in self.clients]
+        )
         self.leaves: State = {}
         self.rest: State = {}
         self.logged: defaultdict[str, list[tuple[Tensor, float, list[int]]]] = defaultdict(list)
@@ -210,8 +229,12 @@ class Stack:
         algorithm.train()
         for width, steps in _phases([client.work.num_steps for client in self.clients]):
             works = [client.work for client in self.clients[:width]]
-            self.leaves = {name: self.tensors[name][:width].requires_grad_() for name in self.trainable}
-            self.rest = {name: t[:width] for name, t in self.tensors.items() if name not in self.leaves}
+            self.leaves = {
+                name: self.tensors[name][:width].requires_grad_() for name in self.trainable
+            }
+            self.rest = {
+                name: t[:width] for name, t in self.tensors.items() if name not in self.leaves
+            }
             optimizer = self.optimizers.narrow([self.leaves[name] for name in self.order])
             corrected = self._corrected(works)
             for step in steps:
@@ -229,16 +252,24 @@ class Stack:
                     observer.client_batch_ended(step)
 
     def _corrected(self, works: Sequence[LocalWork]) -> list[tuple[Tensor, Tensor]]:
-        """Pairs of weights and control variates, ``(clients, ...)`` each; 0 for a client without a control variate."""
+        """Pairs of weights and control variates, ``(clients, ...)`` each.
+
+        0 for a client without a control variate.
+        """
         names = sorted({name for work in works for name in work.control_variate})
         zeros = {name: torch.zeros_like(self.tensors[name][0]) for name in names}
         return [
-            (self.leaves[name], torch.stack([work.control_variate.get(name, zeros[name]) for work in works]))
+            (
+                self.leaves[name],
+                torch.stack([work.control_variate.get(name, zeros[name]) for work in works]),
+            )
             for name in names
         ]
 
     def loss(self, batches: Sequence[Batch], step: int) -> Tensor:
-        """The sum of the clients' losses; buffers are updated, and what a step logs is stored for :meth:`report`.
+        """The sum of the clients' losses.
+
+        Buffers are updated, and what a step logs is stored for :meth:`report`.
 
         Args:
             batches: One batch per client that still trains.
@@ -247,7 +278,9 @@ class Stack:
         by_shape: defaultdict[object, list[int]] = defaultdict(list)
         for row, batch in enumerate(batches):
             by_shape[tuple((name, t.shape) for name, t in batch.items())].append(row)
-        losses = [self._pass([batches[row] for row in rows], rows, step) for rows in by_shape.values()]
+        losses = [
+            self._pass([batches[row] for row in rows], rows, step) for rows in by_shape.values()
+        ]
         return torch.cat(losses).sum()
 
     def _pass(self, batches: Sequence[Batch], rows: list[int], step: int) -> Tensor:
@@ -257,29 +290,47 @@ class Stack:
         everyone = len(rows) == len(next(iter(leaves.values())))
         index = torch.tensor(rows).to(next(iter(batch.values())).device, non_blocking=True)
         if not everyone:
-            leaves, rest = ({k: t.index_select(0, index) for k, t in part.items()} for part in (leaves, rest))
+            leaves, rest = (
+                {k: t.index_select(0, index) for k, t in part.items()} for part in (leaves, rest)
+            )
         losses, replaced = self._losses(leaves, rest, batch, step, rows)
         for name, new in (replaced if everyone else {**rest, **replaced}).items():
             self.rest[name].index_copy_(0, index, new.detach())
-        self.logged["client/loss"].append((losses.detach(), len(next(iter(batches[0].values()))), rows))
+        self.logged["client/loss"].append(
+            (losses.detach(), len(next(iter(batches[0].values()))), rows)
+        )
         return losses
 
-    def _losses(self, leaves: State, rest: State, batch: Batch, step: int, rows: list[int]) -> tuple[Tensor, State]:
-        """Each client's loss ``(clients,)``, and the buffers that the step replaced by new tensors."""
+    def _losses(
+        self, leaves: State, rest: State, batch: Batch, step: int, rows: list[int]
+    ) -> tuple[Tensor, State]:
+        """Each client's loss ``(clients,)``,
+        and the buffers that the step replaced by new tensors.
+        """
         names: list[tuple[str, float]] = []
 
-        def of_one_client(leaves: State, rest: State, batch: Batch) -> tuple[Tensor, list[Tensor], State]:
+        def of_one_client(
+            leaves: State, rest: State, batch: Batch
+        ) -> tuple[Tensor, list[Tensor], State]:
             values: list[Tensor] = []
             given = placed({**leaves, **rest}, self.places)
             with recording(self.algorithm, names, values):
-                returned = functional_call(self.step_module, given, (batch, step), tie_weights=False)
+                returned = functional_call(
+                    self.step_module, given, (batch, step), tie_weights=False
+                )
             if (loss := loss_of(returned, self.algorithm, "training_step")) is None:
                 raise ValueError("training_step returned None, to skip the batch")
             replaced = {name: given[f"algorithm.{name}"] for name in rest}
-            return loss.reshape(()), values, {name: new for name, new in replaced.items() if new is not rest[name]}
+            return (
+                loss.reshape(()),
+                values,
+                {name: new for name, new in replaced.items() if new is not rest[name]},
+            )
 
         with StackedLayers():
-            losses, values, replaced = vmap(of_one_client, randomness="different")(leaves, rest, batch)
+            losses, values, replaced = vmap(of_one_client, randomness="different")(
+                leaves, rest, batch
+            )
         for (name, weight), of_clients in zip(names, values, strict=True):
             self.logged[name].append((of_clients.detach(), weight, rows))
         return losses, replaced
@@ -301,7 +352,8 @@ class Stack:
 
 
 class CallOf(nn.Module):
-    """A function of an algorithm as a forward pass, so that ``functional_call`` can run it with other weights.
+    """A function of an algorithm as a forward pass, so that ``functional_call`` can run it with
+    other weights.
 
     Args:
         algorithm: The algorithm.
@@ -319,13 +371,18 @@ class CallOf(nn.Module):
 
 
 def placed(tensors: State, places: Mapping[str, str]) -> State:
-    """The tensors for ``functional_call`` of a module around the algorithm, with ``tie_weights=False``."""
+    """The tensors for ``functional_call`` of a module around the algorithm, with
+    ``tie_weights=False``.
+    """
     return {f"algorithm.{place}": tensors[name] for place, name in places.items()}
 
 
 @contextmanager
-def recording(algorithm: FederatedAlgorithm, names: list[tuple[str, float]], values: list[Tensor]) -> Iterator[None]:
-    """Collect what the algorithm logs: names and weights, and separately the values, which differ between clients.
+def recording(
+    algorithm: FederatedAlgorithm, names: list[tuple[str, float]], values: list[Tensor]
+) -> Iterator[None]:
+    """Collect what the algorithm logs: names and weights, and separately the values, which differ
+    between clients.
 
     Args:
         algorithm: The algorithm.
@@ -335,7 +392,9 @@ def recording(algorithm: FederatedAlgorithm, names: list[tuple[str, float]], val
 
     def record(name: str, value: Any, weight: float) -> None:
         names.append((name, weight))
-        values.append(value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64))
+        values.append(
+            value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
+        )
 
     kept, algorithm.collector = algorithm.collector, record
     try:
@@ -345,7 +404,9 @@ def recording(algorithm: FederatedAlgorithm, names: list[tuple[str, float]], val
 
 
 def _phases(num_steps: Sequence[int]) -> Iterator[tuple[int, range]]:
-    """The number of clients that train in each range of steps, for numbers of steps in descending order."""
+    """The number of clients that train in each range of steps, for numbers of steps in descending
+    order.
+    """
     first = 0
     for width in range(len(num_steps), 0, -1):
         if num_steps[width - 1] > first:
@@ -354,7 +415,8 @@ def _phases(num_steps: Sequence[int]) -> Iterator[tuple[int, range]]:
 
 
 def clip_gradients(leaves: Iterable[Tensor], max_norm: float) -> None:
-    """Scale each client's gradient down to a norm over all its weights, as ``clip_grad_norm_`` does for one client.
+    """Scale each client's gradient down to a norm over all its weights, as ``clip_grad_norm_`` does
+    for one client.
 
     Args:
         leaves: The weights, ``(clients, ...)`` each, with gradients.
@@ -363,7 +425,9 @@ def clip_gradients(leaves: Iterable[Tensor], max_norm: float) -> None:
     gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
     if not gradients:
         return
-    norms = torch.linalg.vector_norm(torch.cat([g.reshape(len(g), -1) for g in gradients], 1), dim=1)
+    norms = torch.linalg.vector_norm(
+        torch.cat([g.reshape(len(g), -1) for g in gradients], 1), dim=1
+    )
     factors = (max_norm / (norms + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
         gradient.mul_(factors.reshape(-1, *[1] * (gradient.dim() - 1)))

@@ -1,4 +1,6 @@
-"""Networks: small ones for laptops, and those of the papers. :func:`build_network` builds the configured one."""
+"""Networks: small ones for laptops, and those of the papers. :func:`build_network` builds the
+configured one.
+"""
 
 from __future__ import annotations
 

@@ -9,27 +9,37 @@ from lightning_fedssl.models.network import InShape, Network
 
 
 class AlexNet(Network):
-    """Five 3x3 convolutions of 64, 192, 384, 256 and 256 channels, each with ReLU; three linear layers.
+    """Five 3x3 convolutions of 64, 192, 384, 256 and 256 channels, each with ReLU.
 
-    A 2x2 max-pool follows the first, second and fifth convolution; dropout precedes both hidden linear layers, which
-    have 4,096 units. With images of 32 x 32 pixels and 10 classes: 35,855,178 parameters, 2,251,584 of them in the
-    convolutions (split index 5), which give 4,096 features. Initialisation is PyTorch's default. Source: the authors'
-    code of Semi-SFL (arXiv 2307.15870). The paper's text names larger kernels, which do not give the published sizes.
+    Three linear layers.
+
+    A 2x2 max-pool follows the first, second and fifth convolution; dropout precedes both hidden
+    linear layers, which have 4,096 units. With images of 32 x 32 pixels and 10 classes: 35,855,178
+    parameters, 2,251,584 of them in the convolutions (split index 5), which give 4,096 features.
+    Initialisation is PyTorch's default. Source: the authors' code of Semi-SFL (arXiv 2307.15870).
+    The paper's text names larger kernels, which do not give the published sizes.
 
     Args:
         num_classes: Outputs; comes from the data.
-        in_shape: Shape of one image, ``(channels, height, width)``, from 8 x 8 pixels up; comes from the data.
+        in_shape: Shape of one image, ``(channels, height, width)``, from 8 x 8 pixels up; comes
+            from the data.
         width: Channels of the first convolution; all other widths scale with it. Published: 64.
         dropout: Probability that a unit is dropped before a hidden linear layer.
     """
 
     def __init__(
-        self, num_classes: int = 10, in_shape: InShape = (3, 32, 32), width: int = 64, dropout: float = 0.5
+        self,
+        num_classes: int = 10,
+        in_shape: InShape = (3, 32, 32),
+        width: int = 64,
+        dropout: float = 0.5,
     ) -> None:
         super().__init__()
         channels, height, side = in_shape
         if min(height, side) < 8:
-            raise ValueError(f"model.network: AlexNet takes images from 8 x 8 pixels up, not {height} x {side}")
+            raise ValueError(
+                f"model.network: AlexNet takes images from 8 x 8 pixels up, not {height} x {side}"
+            )
         layers: list[nn.Module] = []
         for multiple, pool in ((1, True), (3, True), (6, False), (4, False), (4, True)):
             layers += [nn.Conv2d(channels, multiple * width, 3, padding=1), nn.ReLU()]
@@ -38,9 +48,15 @@ class AlexNet(Network):
         hidden = 64 * width
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(
-            nn.Flatten(), nn.Dropout(dropout), nn.Linear(channels * (height // 8) * (side // 8), hidden), nn.ReLU(),
-            nn.Dropout(dropout), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, num_classes),
-        )  # fmt: skip
+            nn.Flatten(),
+            nn.Dropout(dropout),
+            nn.Linear(channels * (height // 8) * (side // 8), hidden),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, num_classes),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""

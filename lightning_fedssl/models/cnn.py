@@ -7,24 +7,33 @@ from math import ceil, log2
 
 from torch import Tensor, nn
 
-from lightning_fedssl.models.layers import DEFAULT_GROUPS, MaxPool2d, NormKind, max_pool, norm_layers
+from lightning_fedssl.models.layers import (
+    DEFAULT_GROUPS,
+    MaxPool2d,
+    NormKind,
+    max_pool,
+    norm_layers,
+)
 from lightning_fedssl.models.network import GlobalAverage, InShape, Network
 
 
 class CNN(Network):
-    """3x3 convolutions of ``width``, ``2 width`` and then ``4 width`` channels, each with norm and ReLU; then linear.
+    """3x3 convolutions of ``width``, ``2 width`` and then ``4 width`` channels, each with norm and
+    ReLU; then linear.
 
-    A 2x2 max-pool follows each convolution but the last, which global average pooling follows. Images must have at
-    least 4 x 4 pixels for three convolutions. No paper uses this network: it is the smallest one that works with every
-    method here. Initialisation is PyTorch's default.
+    A 2x2 max-pool follows each convolution but the last, which global average pooling follows.
+    Images must have at least 4 x 4 pixels for three convolutions. No paper uses this network: it is
+    the smallest one that works with every method here. Initialisation is PyTorch's default.
 
     Args:
         num_classes: Outputs; comes from the data.
         in_shape: Shape of one image, ``(channels, height, width)``; comes from the data.
         width: Channels of the first convolution.
-        norm: The normalisation layer after each convolution. With ``none`` the convolutions have biases instead.
+        norm: The normalisation layer after each convolution. With ``none`` the convolutions have
+            biases instead.
         norm_groups: Groups of a group norm; layers with fewer channels have a group per channel.
-        depth: Number of convolutions; null: three, and one more for each doubling of the image's side above 32 pixels.
+        depth: Number of convolutions; null: three, and one more for each doubling of the image's
+            side above 32 pixels.
     """
 
     def __init__(
@@ -39,7 +48,9 @@ class CNN(Network):
         super().__init__()
         depth = 3 + max(0, ceil(log2(max(in_shape[1:]) / 32))) if depth is None else depth
         channels = (in_shape[0], *(width * min(2**layer, 4) for layer in range(depth)))
-        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1, bias=norm == "none") for a, b in pairwise(channels))
+        self.convs = nn.ModuleList(
+            nn.Conv2d(a, b, 3, padding=1, bias=norm == "none") for a, b in pairwise(channels)
+        )
         self.norms = nn.ModuleList(map(norm_layers(norm, norm_groups), channels[1:]))
         self.classifier = nn.Linear(channels[-1], num_classes)
 
@@ -56,6 +67,10 @@ class CNN(Network):
         """The layers in the order in which they are applied."""
         layers: list[tuple[str, nn.Module]] = []
         for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
-            layers += [(f"convs.{index}", conv), (f"norms.{index}", norm), (f"relu_{index}", nn.ReLU())]
+            layers += [
+                (f"convs.{index}", conv),
+                (f"norms.{index}", norm),
+                (f"relu_{index}", nn.ReLU()),
+            ]
             layers += [(f"pool_{index}", MaxPool2d())] if index < len(self.convs) - 1 else []
         return [*layers, ("average", GlobalAverage()), ("classifier", self.classifier)]

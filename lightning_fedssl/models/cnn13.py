@@ -10,17 +10,22 @@ from lightning_fedssl.models.network import InShape, Network
 
 
 class CNN13(Network):
-    """Nine convolutions, each with norm and leaky ReLU(0.1), in three stages; dropout, average pooling, linear.
+    """Nine convolutions, each with norm and leaky ReLU(0.1), in three stages.
 
-    The stages of 128 and 256 channels each have three 3x3 convolutions, a 2x2 max-pool and dropout. The last stage has
-    a 3x3 convolution without padding to 512 channels, and 1x1 convolutions to 256 and 128. This is Fed-SHVR's CIFAR-10
-    network in the form of Mean Teacher (Tarvainen and Valpola, NIPS 2017), without Mean Teacher's input noise and
-    weight normalisation: 3,121,802 parameters.
+    Dropout, average pooling, linear.
+
+    The stages of 128 and 256 channels each have three 3x3 convolutions, a 2x2 max-pool and dropout.
+    The last stage has a 3x3 convolution without padding to 512 channels, and 1x1 convolutions to
+    256 and 128. This is Fed-SHVR's CIFAR-10 network in the form of Mean Teacher (Tarvainen and
+    Valpola, NIPS 2017), without Mean Teacher's input noise and weight normalisation: 3,121,802
+    parameters.
 
     Args:
         num_classes: Outputs; comes from the data.
-        in_shape: Shape of one image, ``(channels, height, width)``, from 12 x 12 pixels up; comes from the data.
-        norm: The normalisation layer after each convolution. With ``none`` the convolutions have biases instead.
+        in_shape: Shape of one image, ``(channels, height, width)``, from 12 x 12 pixels up; comes
+            from the data.
+        norm: The normalisation layer after each convolution. With ``none`` the convolutions have
+            biases instead.
         norm_groups: Groups of a group norm; layers with fewer channels have a group per channel.
         dropout: Probability that a value is dropped after the first two stages.
         width: Channels of the first stage.

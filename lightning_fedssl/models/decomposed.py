@@ -1,4 +1,6 @@
-"""A network whose weights are sums of two sets of parameters that are trained separately (FedMatch)."""
+"""A network whose weights are sums of two sets of parameters that are trained separately
+(FedMatch).
+"""
 
 from __future__ import annotations
 
@@ -17,25 +19,34 @@ _NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 class Decomposed(Network):
-    """``theta = sigma + psi`` for every weight and bias of a network; its norm layers have only sigma.
+    """``theta = sigma + psi`` for every weight and bias of a network.
+
+    Its norm layers have only sigma.
 
     Args:
         network: The network; its parameters become sigma.
         psi_scale: The initial psi is this multiple of sigma.
-        variance_scaling: Initialise sigma again: weights from a truncated normal distribution of variance 1 / fan-in,
-            biases 0. If false, sigma are the network's parameters as they are.
+        variance_scaling: Initialise sigma again: weights from a truncated normal distribution of
+            variance 1 / fan-in, biases 0. If false, sigma are the network's parameters as they are.
     """
 
-    def __init__(self, network: nn.Module, psi_scale: float = 0.2, variance_scaling: bool = True) -> None:
+    def __init__(
+        self, network: nn.Module, psi_scale: float = 0.2, variance_scaling: bool = True
+    ) -> None:
         super().__init__()
         self.sigma = network
         norms = {name for name, module in network.named_modules() if isinstance(module, _NORMS)}
-        self.decomposed = [n for n, _ in network.named_parameters() if n.rpartition(".")[0] not in norms]
+        self.decomposed = [
+            n for n, _ in network.named_parameters() if n.rpartition(".")[0] not in norms
+        ]
         if variance_scaling:
             for name in self.decomposed:
                 _draw(network.get_parameter(name))
         # A parameter's name cannot hold a dot.
-        parts = {name.replace(".", "/"): network.get_parameter(name).detach() * psi_scale for name in self.decomposed}
+        parts = {
+            name.replace(".", "/"): network.get_parameter(name).detach() * psi_scale
+            for name in self.decomposed
+        }
         self.psi = nn.ParameterDict({name: nn.Parameter(part) for name, part in parts.items()})
 
     def pairs(self) -> list[tuple[Tensor, Tensor]]:
@@ -45,7 +56,11 @@ class Decomposed(Network):
 
     def fixed_norms(self) -> State:
         """The weights and biases of the norm layers by name, detached: they belong to sigma."""
-        return {name: p.detach() for name, p in self.sigma.named_parameters() if name not in self.decomposed}
+        return {
+            name: p.detach()
+            for name, p in self.sigma.named_parameters()
+            if name not in self.decomposed
+        }
 
     @torch.no_grad()
     def summed(self) -> nn.Module:
@@ -59,21 +74,28 @@ class Decomposed(Network):
         """Logits ``(batch, num_classes)`` with the weights sigma + psi; both get gradients."""
         return self.logits(x, self.pairs())
 
-    def logits(self, x: Tensor, pairs: list[tuple[Tensor, Tensor]], norms: State | None = None) -> Tensor:
-        """Logits ``(batch, num_classes)`` with the given sigma and psi instead of those of :meth:`pairs`.
+    def logits(
+        self, x: Tensor, pairs: list[tuple[Tensor, Tensor]], norms: State | None = None
+    ) -> Tensor:
+        """Logits ``(batch, num_classes)`` with the given sigma and psi instead of those of
+        :meth:`pairs`.
 
         Args:
             x: Images ``(batch, channels, height, width)``.
             pairs: sigma and psi of every decomposed tensor; a detached one gets no gradient.
             norms: Tensors of the norm layers by name; those of this module if left out.
         """
-        weights: State = {name: sigma + psi for name, (sigma, psi) in zip(self.decomposed, pairs, strict=True)}
+        weights: State = {
+            name: sigma + psi for name, (sigma, psi) in zip(self.decomposed, pairs, strict=True)
+        }
         logits: Tensor = call_with(self.sigma, {**(norms or {}), **weights}, x)
         return logits
 
 
 def _draw(weight: Tensor) -> None:
-    """Initialise like Keras' ``VarianceScaling(1, "fan_in", "truncated_normal")``, truncated at two deviations."""
+    """Initialise like Keras' ``VarianceScaling(1, "fan_in", "truncated_normal")``, truncated at two
+    deviations.
+    """
     if weight.dim() < 2:
         nn.init.zeros_(weight)
         return

@@ -9,16 +9,19 @@ from lightning_fedssl.models.network import InShape, Network
 
 
 class EMNISTCNN(Network):
-    """Two 3x3 convolutions of 32 and 64 channels without padding, a 2x2 max-pool, two linear layers.
+    """Two 3x3 convolutions of 32 and 64 channels without padding, a 2x2 max-pool, two linear
+    layers.
 
-    conv 32, ReLU, conv 64, max-pool 2, channel dropout 0.25, ReLU, linear 128, ReLU, linear. With 47 classes and images
-    of 28 x 28 pixels: 1,204,655 parameters, 192 more with group norm. The authors' code creates group-norm layers but
-    never calls them, so the published numbers are those of ``norm: none``. With another ``norm``, a norm layer follows
-    each convolution. Source: FedRGD (IEEE BigData 2021, arXiv 2008.11364), authors' code.
+    conv 32, ReLU, conv 64, max-pool 2, channel dropout 0.25, ReLU, linear 128, ReLU, linear. With
+    47 classes and images of 28 x 28 pixels: 1,204,655 parameters, 192 more with group norm. The
+    authors' code creates group-norm layers but never calls them, so the published numbers are those
+    of ``norm: none``. With another ``norm``, a norm layer follows each convolution. Source: FedRGD
+    (IEEE BigData 2021, arXiv 2008.11364), authors' code.
 
     Args:
         num_classes: Outputs; comes from the data.
-        in_shape: Shape of one image, ``(channels, height, width)``, from 6 x 6 pixels up; comes from the data.
+        in_shape: Shape of one image, ``(channels, height, width)``, from 6 x 6 pixels up; comes
+            from the data.
         norm: The normalisation layer after each convolution.
         norm_groups: Groups of a group norm; layers with fewer channels have a group per channel.
         dropout: Probability that a channel is dropped before the linear layers.

@@ -1,4 +1,6 @@
-"""Layers that networks share: normalisation by name, static batch norm (sBN), and fast max pooling."""
+"""Layers that networks share: normalisation by name,
+static batch norm (sBN), and fast max pooling.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +23,31 @@ DEFAULT_GROUPS = 32
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """Batch norm that can train on a single value per channel: it then normalises with its buffers, as in evaluation.
+    """Batch norm that can train on a single value per channel: it then normalises with its buffers,
+    as in evaluation.
 
-    Such a batch is a single image in a layer of 1x1 pixels, e.g. the last one of a client's epoch. It has no variance;
-    torch refuses it, which would end the run.
+    Such a batch is a single image in a layer of 1x1 pixels, e.g. the last one of a client's epoch.
+    It has no variance; torch refuses it, which would end the run.
     """
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalised feature maps ``(batch, channels, height, width)``."""
         if self.training and input.shape[0] * input.shape[2:].numel() == 1:
             buffers = self.running_mean, self.running_var
-            return F.batch_norm(input, *buffers, self.weight, self.bias, training=False, eps=self.eps)
+            return F.batch_norm(
+                input, *buffers, self.weight, self.bias, training=False, eps=self.eps
+            )
         return super().forward(input)
 
 
 class StaticBatchNorm2d(BatchNorm2d):
-    """Batch norm whose running statistics training never changes (HeteroFL's and SemiFL's static batch norm, sBN).
+    """Batch norm whose running statistics training never changes (HeteroFL's and SemiFL's static
+    batch norm, sBN).
 
-    In training the layer normalises with the batch's own statistics and neither reads nor writes the buffers. In
-    evaluation it normalises with the buffers ``running_mean`` and ``running_var``, ``(channels,)`` each. They are mean
-    0 and variance 1 until :func:`lightning_fedssl.functional.batch_norm.load_statistics` sets them.
+    In training the layer normalises with the batch's own statistics and neither reads nor writes
+    the buffers. In evaluation it normalises with the buffers ``running_mean`` and ``running_var``,
+    ``(channels,)`` each. They are mean 0 and variance 1 until
+    :func:`lightning_fedssl.functional.batch_norm.load_statistics` sets them.
 
     ``eps`` is 1e-5. The layer has a scale and a shift, but no ``num_batches_tracked``.
 
@@ -48,7 +55,8 @@ class StaticBatchNorm2d(BatchNorm2d):
         channels: Channels of the input, ``(batch, channels, height, width)``.
     """
 
-    # torch's own forward already does this: with track_running_stats off it uses the buffers in evaluation only.
+    # torch's own forward already does this: with track_running_stats off it uses the buffers in
+    # evaluation only.
     running_mean: Tensor
     running_var: Tensor
 
@@ -59,9 +67,11 @@ class StaticBatchNorm2d(BatchNorm2d):
 
 
 def num_groups(channels: int, at_most: int = DEFAULT_GROUPS) -> int:
-    """Groups of a group norm: the largest divisor of ``channels`` up to ``at_most`` (32 groups of 64 channels).
+    """Groups of a group norm: the largest divisor of ``channels`` up to ``at_most`` (32 groups of
+    64 channels).
 
-    With as many groups as channels, group norm is instance norm: each channel of each image is normalised separately.
+    With as many groups as channels, group norm is instance norm: each channel of each image is
+    normalised separately.
 
     Args:
         channels: Channels of the feature map.
@@ -81,7 +91,8 @@ def make_norm(kind: NormKind, channels: int, groups: int = DEFAULT_GROUPS) -> nn
     Args:
         kind: One of :data:`NormKind`.
         channels: Channels of the feature map.
-        groups: Groups of a group norm; where they do not divide the channels, see :func:`num_groups`.
+        groups: Groups of a group norm; where they do not divide the channels, see
+            :func:`num_groups`.
 
     Raises:
         ValueError: ``kind`` is not one of the names.
@@ -94,11 +105,14 @@ def make_norm(kind: NormKind, channels: int, groups: int = DEFAULT_GROUPS) -> nn
         return nn.GroupNorm(num_groups(channels, groups), channels)
     if kind == "none":
         return nn.Identity()
-    raise ValueError(f"model.network.init_args.norm is {kind!r}; choose batch, static_batch, group or none.")
+    raise ValueError(
+        f"model.network.init_args.norm is {kind!r}; choose batch, static_batch, group or none."
+    )
 
 
 def norm_layers(kind: NormKind, groups: int) -> NormLayers:
-    """:func:`make_norm` with the kind and the groups set: a function of the number of channels alone.
+    """:func:`make_norm` with the kind and the groups set: a function of the number of channels
+    alone.
 
     Args:
         kind: One of :data:`NormKind`.
@@ -110,8 +124,9 @@ def norm_layers(kind: NormKind, groups: int) -> NormLayers:
 def max_pool(x: Tensor) -> Tensor:
     """``F.max_pool2d(x, 2)``.
 
-    torch's CPU kernel compares one number at a time, and takes as long as a convolution of a small network. Labelling,
-    statistics and evaluation need no gradient: there, larger numbers of neighbours are taken for whole rows.
+    torch's CPU kernel compares one number at a time, and takes as long as a convolution of a small
+    network. Labelling, statistics and evaluation need no gradient: there, larger numbers of
+    neighbours are taken for whole rows.
 
     Args:
         x: ``(batch, channels, height, width)``.

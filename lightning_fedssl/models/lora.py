@@ -11,16 +11,20 @@ from lightning_fedssl.models.network import InShape, Network
 
 
 class TimmLoRA(Network):
-    """A network of timm that trains low-rank adapters and its classifier; all other weights are frozen.
+    """A network of timm that trains low-rank adapters and its classifier.
 
-    Clients and server send the trained weights alone. ``model.init_from`` takes weights under timm's names.
+    All other weights are frozen.
+
+    Clients and server send the trained weights alone. ``model.init_from`` takes weights under
+    timm's names.
 
     Args:
         model_name: A name of timm's, such as ``vit_tiny_patch16_224``.
         rank: r, the rank of the adapters.
         layers: Names of the linear layers or convolutions that get adapters.
         head: The name of the classifier.
-        arguments: Further arguments of ``timm.create_model``, such as ``{img_size: 32, patch_size: 4}``.
+        arguments: Further arguments of ``timm.create_model``, such as ``{img_size: 32, patch_size:
+            4}``.
         num_classes: Classes of the data.
         in_shape: ``(channels, height, width)`` of an image.
 
@@ -44,8 +48,12 @@ class TimmLoRA(Network):
             from peft import LoraConfig, get_peft_model
         except ImportError as error:
             raise ValueError(f"TimmLoRA needs {error.name}: pip install '.[peft]'") from error
-        network = timm.create_model(model_name, num_classes=num_classes, in_chans=in_shape[0], **arguments or {})
-        self.adapted = get_peft_model(network, LoraConfig(r=rank, target_modules=[*layers], modules_to_save=[head]))
+        network = timm.create_model(
+            model_name, num_classes=num_classes, in_chans=in_shape[0], **arguments or {}
+        )
+        self.adapted = get_peft_model(
+            network, LoraConfig(r=rank, target_modules=[*layers], modules_to_save=[head])
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(batch, num_classes)``."""

@@ -1,4 +1,6 @@
-"""A queue of projections of earlier images, which a contrastive loss uses in addition to those of the batch."""
+"""A queue of projections of earlier images, which a contrastive loss uses in addition to those of
+the batch.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from lightning_fedssl.functional.contrastive import References
 
 
 class MemoryQueue(nn.Module):
-    """A ring buffer of the last ``size`` keys with their labels and confidence, stored as module buffers.
+    """A ring buffer of the last ``size`` keys with their labels and confidence, stored as module
+    buffers.
 
     Empty slots are not valid references.
 
@@ -35,14 +38,18 @@ class MemoryQueue(nn.Module):
 
     @torch.no_grad()
     def push(self, new: References) -> None:
-        """Replace the oldest keys by new ones; of more than ``size`` new keys, the last ``size`` are stored.
+        """Replace the oldest keys by new ones.
+
+        Of more than ``size`` new keys, the last ``size`` are stored.
 
         Args:
             new: The keys, in order; all of them must be valid.
         """
         count = len(new.labels)
         kept = min(count, self.size)
-        slots = (self.position + torch.arange(count - kept, count, device=self.position.device)) % self.size
+        slots = (
+            self.position + torch.arange(count - kept, count, device=self.position.device)
+        ) % self.size
         for own, values in zip((self.keys, self.labels, self.confident), new, strict=False):
             own[slots] = values[count - kept :].to(own.dtype)
         self.filled[slots] = True
@@ -59,7 +66,8 @@ class MemoryQueue(nn.Module):
         """A copy of the slots.
 
         Args:
-            all_confident: Every filled slot may be a positive, also one that was pushed as not confident.
+            all_confident: Every filled slot may be a positive, also one that was pushed as not
+                confident.
             empty_count: Empty slots are valid references, whose keys are zero vectors.
         """
         confident = self.filled if all_confident else self.confident

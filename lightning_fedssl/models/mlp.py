@@ -14,14 +14,15 @@ from lightning_fedssl.models.network import InShape, Network
 class MLP(Network):
     """Flatten, then linear layers with biases and ReLU between them.
 
-    The default is the "2NN" of McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
-    Data" (AISTATS 2017): 199,210 parameters on 28 x 28 grey images. ``hidden=(5000,)`` is Fed-SHVR's MNIST network
-    (3,975,010).
+    The default is the "2NN" of McMahan et al., "Communication-Efficient Learning of Deep Networks
+    from Decentralized Data" (AISTATS 2017): 199,210 parameters on 28 x 28 grey images.
+    ``hidden=(5000,)`` is Fed-SHVR's MNIST network (3,975,010).
 
     Args:
         num_classes: Outputs; comes from the data.
         in_shape: Shape of one image, ``(channels, height, width)``; comes from the data.
-        hidden: Widths of the hidden layers, first to last; an empty tuple gives a linear classifier.
+        hidden: Widths of the hidden layers, first to last; an empty tuple gives a linear
+            classifier.
         dropout: Probability that a hidden unit's value is dropped in training.
 
     Raises:

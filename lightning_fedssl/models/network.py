@@ -1,4 +1,6 @@
-"""The base class of this package's networks, and the function that builds the configured network for the data."""
+"""The base class of this package's networks, and the function that builds the configured network
+for the data.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,24 @@ from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.tied import complete_when_loaded
 
 InShape = tuple[int, ...]
-"""Shape of one sample: ``(channels, height, width)`` of an image, ``(channels, time)`` of a signal, ``(features,)``."""
+"""Shape of one sample: ``(channels, height, width)`` of an image, ``(channels, time)`` of a signal,
+``(features,)``."""
 
 
 class Network(nn.Module):
-    """Base class of networks: images ``(batch, channels, height, width)`` to logits ``(batch, num_classes)``.
+    """Base class of networks: images ``(batch, channels, height, width)`` to logits ``(batch,
+    num_classes)``.
 
-    A configuration names a derived class by its bare name (``network: MLP``), and other modules by their class path.
-    A constructor takes ``num_classes`` and ``in_shape``, which :func:`build_network` sets from the data. All other
-    arguments come from the configuration. Initial weights are drawn from torch's global generator.
+    A configuration names a derived class by its bare name (``network: MLP``), and other modules by
+    their class path. A constructor takes ``num_classes`` and ``in_shape``, which
+    :func:`build_network` sets from the data. All other arguments come from the configuration.
+    Initial weights are drawn from torch's global generator.
     """
 
     def own_name(self, name: str) -> str:
-        """This network's name of a tensor, for a name as torchvision or timm writes it; others are returned unchanged.
+        """This network's name of a tensor, for a name as torchvision or timm writes it.
+
+        Others are returned unchanged.
 
         Args:
             name: A tensor's name in a file of weights.
@@ -44,7 +51,9 @@ class GlobalAverage(nn.Module):
 
 
 class _OurNetwork(Protocol):
-    """A class of this package; its named arguments come from the data, so the configuration has no keys for them."""
+    """A class of this package; its named arguments come from the data, so the configuration has no
+    keys for them.
+    """
 
     def __call__(self, *, num_classes: int, in_shape: InShape, in_channels: int) -> Network: ...
 
@@ -55,29 +64,33 @@ class _AnyModule(Protocol):
     def __call__(self, *, num_classes: int, in_shape: InShape, in_channels: int) -> nn.Module: ...
 
 
-# This package's classes come first, so that the bare name MLP means ours and not torchvision's. The protocols reject a
-# configuration that sets num_classes or in_shape; the Callables accept it.
+# This package's classes come first, so that the bare name MLP means ours and not torchvision's. The
+# protocols reject a configuration that sets num_classes or in_shape; the Callables accept it.
 NetworkFactory = _OurNetwork | Callable[[], Network] | _AnyModule | Callable[[], nn.Module]
-"""What a parameter ``network`` takes: a :class:`Network` by bare name, any ``torch.nn.Module`` or function by path."""
+"""What a parameter ``network`` takes: a :class:`Network` by bare name, any ``torch.nn.Module`` or
+function by path."""
 
 
-def build_network(factory: Callable[..., nn.Module], num_classes: int, in_shape: InShape) -> nn.Module:
+def build_network(
+    factory: Callable[..., nn.Module], num_classes: int, in_shape: InShape
+) -> nn.Module:
     """Build a network for the data and check once that it gives one logit per class.
 
-    The factory is called with those of ``num_classes``, ``in_shape`` and ``in_channels`` that it accepts. A factory
-    with ``**kwargs`` (such as torchvision's and timm's functions) gets ``num_classes``. The check is a forward pass of
-    two black images in evaluation mode; it draws no random number.
+    The factory is called with those of ``num_classes``, ``in_shape`` and ``in_channels`` that it
+    accepts. A factory with ``**kwargs`` (such as torchvision's and timm's functions) gets
+    ``num_classes``. The check is a forward pass of two black images in evaluation mode; it draws no
+    random number.
 
     Args:
-        factory: A module's class, a function, a partial of either, or a module that is already built. A configured
-            function with ``init_args`` arrives as a built module. A built module is copied, so that no two networks
-            share weights.
+        factory: A module's class, a function, a partial of either, or a module that is already
+            built. A configured function with ``init_args`` arrives as a built module. A built
+            module is copied, so that no two networks share weights.
         num_classes: Classes of the data.
         in_shape: Shape of one image, ``(channels, height, width)``.
 
     Raises:
-        ValueError: The configuration contradicts the data, the network cannot take the images, or its output is not
-            ``(2, num_classes)``.
+        ValueError: The configuration contradicts the data, the network cannot take the images, or
+            its output is not ``(2, num_classes)``.
     """
     if isinstance(factory, nn.Module):
         network: nn.Module = copy.deepcopy(factory)
@@ -98,17 +111,22 @@ def _constructed(factory: Callable[..., nn.Module], arguments: dict[str, Any]) -
         name = getattr(_target(factory), "__name__", str(factory))
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ValueError(
-            f"model.network: {name} cannot be built: {reason}; change its arguments (model.network.init_args)"
+            f"model.network: {name} cannot be built: {reason}; change its arguments "
+            "(model.network.init_args)"
         ) from error
 
 
-def _arguments(factory: Callable[..., nn.Module], num_classes: int, in_shape: InShape) -> dict[str, Any]:
+def _arguments(
+    factory: Callable[..., nn.Module], num_classes: int, in_shape: InShape
+) -> dict[str, Any]:
     """The arguments set by the data, as far as the factory accepts them."""
     configured = getattr(factory, "keywords", {}).get("num_classes", num_classes)
     if configured != num_classes:
         raise ValueError(
-            f"model.network has num_classes {configured}, but the data have {num_classes} classes. Leave "
-            "num_classes, in_shape and in_channels out of model.network.init_args: the data set them."
+            f"model.network has num_classes {configured}, but the data have {num_classes} "
+            "classes. Leave "
+            "num_classes, in_shape and in_channels out of model.network.init_args: the data set "
+            "them."
         )
     offered = {"num_classes": num_classes, "in_shape": in_shape, "in_channels": in_shape[0]}
     accepted = _accepted(_target(factory))
@@ -116,9 +134,14 @@ def _arguments(factory: Callable[..., nn.Module], num_classes: int, in_shape: In
 
 
 def _accepted(target: Callable[..., nn.Module]) -> set[str]:
-    """Names of the arguments that the target accepts; ``**kwargs`` count as accepting the usual ones."""
+    """Names of the arguments that the target accepts.
+
+    ``**kwargs`` count as accepting the usual ones.
+    """
     if getattr(target, "__init__", None) is nn.Module.__init__:
-        return set()  # the class has no constructor; that of torch declares **kwargs but rejects all of them
+        return (
+            set()
+        )  # the class has no constructor; that of torch declares **kwargs but rejects all of them
     parameters = inspect.signature(target).parameters
     accepted = set(parameters)
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -128,8 +151,13 @@ def _accepted(target: Callable[..., nn.Module]) -> set[str]:
 
 
 def _target(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """The callable that builds the network: jsonargparse passes a class as an argument to one of its own helpers."""
-    if isinstance(factory, functools.partial) and factory.func.__module__.split(".")[0] == "jsonargparse":
+    """The callable that builds the network: jsonargparse passes a class as an argument to one of
+    its own helpers.
+    """
+    if (
+        isinstance(factory, functools.partial)
+        and factory.func.__module__.split(".")[0] == "jsonargparse"
+    ):
         return next(argument for argument in factory.args if isinstance(argument, type))
     return factory
 
@@ -141,18 +169,22 @@ def _check_output(network: nn.Module, num_classes: int, in_shape: InShape) -> No
             output = network(_black_images(network, in_shape))
     except Exception as error:
         raise ValueError(
-            f"model.network: {name} cannot take samples of shape {in_shape}: {error}. Choose a network for this shape, "
+            f"model.network: {name} cannot take samples of shape {in_shape}: {error}. Choose a "
+            "network for this shape, "
             "or let its constructor take in_shape or in_channels."
         ) from error
     if not isinstance(output, Tensor):
         raise ValueError(
-            f"model.network: {name} gave {type(output).__name__} for two samples of shape {in_shape}, and no "
+            f"model.network: {name} gave {type(output).__name__} for two samples of shape "
+            f"{in_shape}, and no "
             f"tensor; let forward return the logits alone, here of shape (2, {num_classes})."
         )
     if (shape := tuple(output.shape)) != (2, num_classes):
         raise ValueError(
-            f"model.network: {name} gave {shape} for two samples of shape {in_shape}, but {num_classes} classes need "
-            f"(2, {num_classes}). Set num_classes: {num_classes} in model.network.init_args, or whatever argument of "
+            f"model.network: {name} gave {shape} for two samples of shape {in_shape}, but "
+            f"{num_classes} classes need "
+            f"(2, {num_classes}). Set num_classes: {num_classes} in model.network.init_args, or "
+            "whatever argument of "
             "this network sets the number of its outputs."
         )
 

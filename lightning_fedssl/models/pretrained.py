@@ -1,4 +1,6 @@
-"""Initial weights from a file: what ``model.init_from`` reads, and how its tensors are matched with the network's."""
+"""Initial weights from a file: what ``model.init_from`` reads, and how its tensors are matched with
+the network's.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,17 @@ _CONTAINERS = ("state_dict", "model_state_dict", "model", "network")
 """Entries under which programs store the weights in a file, first match first."""
 
 _PREFIXES = ("module.", "_orig_mod.", "network.", "model.")
-"""Prefixes that wrappers add to every name: DistributedDataParallel, ``torch.compile``, LightningModules."""
+"""Prefixes that wrappers add to every name: DistributedDataParallel, ``torch.compile``,
+LightningModules."""
 
 _PEFT = "base_model.model."
 _OF_PEFT = r"\.base_layer(?=\.)|\.original_module(?=\.)|\.modules_to_save\.\w+(?=\.)"
 """What peft puts into the names of a network's tensors."""
 
 _COUNTER = "num_batches_tracked"
-"""A batch norm's counter, which some norm layers have and others do not; no result depends on it."""
+"""A batch norm's counter, which some norm layers have and others do not;
+no result depends on it.
+"""
 
 
 def load_weights(network: nn.Module, path: str | Path, left_out: Sequence[str] = ()) -> None:
@@ -35,32 +40,43 @@ def load_weights(network: nn.Module, path: str | Path, left_out: Sequence[str] =
 
     Args:
         network: The network.
-        path: ``model.safetensors`` of a run, any other safetensors file, a checkpoint of a run or of Lightning, or what
-            ``torch.save`` wrote of a ``state_dict``. Names as torchvision and timm write them are translated where the
-            network offers that (:meth:`~lightning_fedssl.models.network.Network.own_name`). A network with adapters of
-            peft also takes the weights of the network without them; the adapters then keep their initial weights.
-        left_out: Patterns (:func:`~lightning_fedssl.functional.frozen.select_names`) of tensors that are not loaded:
-            the network's stay as they are, whether or not the file has them.
+        path: ``model.safetensors`` of a run, any other safetensors file, a checkpoint of a run or
+            of Lightning, or what ``torch.save`` wrote of a ``state_dict``. Names as torchvision and
+            timm write them are translated where the network offers that
+            (:meth:`~lightning_fedssl.models.network.Network.own_name`). A network with adapters of
+            peft also takes the weights of the network without them; the adapters then keep their
+            initial weights.
+        left_out: Patterns (:func:`~lightning_fedssl.functional.frozen.select_names`) of tensors
+            that are not loaded: the network's stay as they are, whether or not the file has them.
 
     Raises:
-        ValueError: The file does not exist, cannot be read or has no weights, or its tensors are not those of the
-            network; the message names every tensor.
+        ValueError: The file does not exist, cannot be read or has no weights, or its tensors are
+            not those of the network; the message names every tensor.
     """
     own, first = tensors_of(network), first_names(network)
     found = read_weights(Path(path).expanduser())
     if isinstance(network, Network):
         found = {network.own_name(name): tensor for name, tensor in found.items()}
-    own, found = _without_adapters(own, {first.get(name, name): tensor for name, tensor in found.items()})
+    own, found = _without_adapters(
+        own, {first.get(name, name): tensor for name, tensor in found.items()}
+    )
     excluded = select_names({name: name for name in found} | first, left_out, "model.init_except")
-    own, found = ({n: t for n, t in s.items() if n not in excluded and not n.endswith(_COUNTER)} for s in (own, found))
+    own, found = (
+        {n: t for n, t in s.items() if n not in excluded and not n.endswith(_COUNTER)}
+        for s in (own, found)
+    )
     if mismatch := _mismatch(own, found):
         raise ValueError(
-            f"model.init_from: {path} does not fit {type(network).__name__}: {'; '.join(mismatch)}. Choose the network "
-            "that the file was written for, or list the tensors that may differ in model.init_except, for example "
+            f"model.init_from: {path} does not fit {type(network).__name__}: "
+            f"{'; '.join(mismatch)}. Choose the network "
+            "that the file was written for, or list the tensors that may differ in "
+            "model.init_except, for example "
             "[classifier]"
         )
     if not is_finite(t for t in found.values() if t.is_floating_point()):
-        raise ValueError(f"model.init_from: {path} has weights that are not finite numbers; give another file")
+        raise ValueError(
+            f"model.init_from: {path} has weights that are not finite numbers; give another file"
+        )
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(found[name])
@@ -77,13 +93,15 @@ def read_weights(path: Path) -> State:
     """
     if not path.is_file():
         raise ValueError(
-            f"model.init_from: there is no file {path.absolute()}; give the path of a file with weights, or null where "
+            f"model.init_from: there is no file {path.absolute()}; give the path of a file with "
+            "weights, or null where "
             "a checkpoint brings the weights"
         )
     tensors = _tensors_of(_content(path))
     if not tensors:
         raise ValueError(
-            f"model.init_from: {path} holds no tensors by name; save weights by torch.save(network.state_dict(), path)"
+            f"model.init_from: {path} holds no tensors by name; save weights by "
+            "torch.save(network.state_dict(), path)"
         )
     return _without_prefixes(tensors)
 
@@ -95,13 +113,16 @@ def _content(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever the bytes of a foreign file cause
         raise ValueError(
-            f"model.init_from: {path} cannot be read as a file of weights: it is damaged or of another kind, or holds "
+            f"model.init_from: {path} cannot be read as a file of weights: it is damaged or of "
+            "another kind, or holds "
             "more than tensors; save the weights alone by torch.save(network.state_dict(), path)"
         ) from error
 
 
 def _tensors_of(content: Any) -> State:
-    """The tensors of a file's content, or of the first of its entries that is a mapping with tensors."""
+    """The tensors of a file's content, or of the first of its entries that is a mapping with
+    tensors.
+    """
     if not isinstance(content, Mapping):
         return {}
     for name in _CONTAINERS:
@@ -111,9 +132,15 @@ def _tensors_of(content: Any) -> State:
 
 
 def _without_prefixes(state: State) -> State:
-    """The weights of the network: of a checkpoint of this package without a teacher's, and without common prefixes."""
+    """The weights of the network: of a checkpoint of this package without a teacher's, and without
+    common prefixes.
+    """
     network = {name: tensor for name, tensor in state.items() if name.startswith("network.")}
-    state = network if network and all(n.startswith(("network.", "teacher.", "head.")) for n in state) else state
+    state = (
+        network
+        if network and all(n.startswith(("network.", "teacher.", "head.")) for n in state)
+        else state
+    )
     for prefix in _PREFIXES:
         if all(name.startswith(prefix) for name in state):
             state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
@@ -130,7 +157,11 @@ def _without_adapters(own: State, found: State) -> tuple[State, State]:
     if not any(_PEFT in name for name in own) or any(_PEFT in name for name in found):
         return own, found
     adapted = {name.partition(".base_layer.")[0] for name in own if ".base_layer." in name}
-    kept = {n: t for n, t in own.items() if ".base_layer." in n or not any(n.startswith(f"{a}.") for a in adapted)}
+    kept = {
+        n: t
+        for n, t in own.items()
+        if ".base_layer." in n or not any(n.startswith(f"{a}.") for a in adapted)
+    }
     names = {name: re.sub(_OF_PEFT, "", name.partition(_PEFT)[2]) for name in kept}
     known = {name: found[old] for name, old in names.items() if old in found}
     return kept, known | {old: tensor for old, tensor in found.items() if old not in names.values()}
@@ -145,5 +176,9 @@ def _mismatch(own: State, found: State) -> list[str]:
         for name in own
         if name in found and found[name].shape != own[name].shape
     ]
-    kinds = (("missing in the file", missing), ("unknown to the network", unexpected), ("of another shape", shapes))
+    kinds = (
+        ("missing in the file", missing),
+        ("unknown to the network", unexpected),
+        ("of another shape", shapes),
+    )
     return [f"{kind}: {', '.join(names)}" for kind, names in kinds if names]

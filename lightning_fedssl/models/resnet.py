@@ -1,4 +1,6 @@
-"""ResNet-8, ResNet-9 and ResNet-18 with the stems for small images, as SAGE, FedRGD and FedMatch train them."""
+"""ResNet-8, ResNet-9 and ResNet-18 with the stems for small images, as SAGE, FedRGD and FedMatch
+train them.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,25 @@ import re
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_fedssl.models.layers import DEFAULT_GROUPS, MaxPool2d, NormKind, NormLayers, max_pool, norm_layers
+from lightning_fedssl.models.layers import (
+    DEFAULT_GROUPS,
+    MaxPool2d,
+    NormKind,
+    NormLayers,
+    max_pool,
+    norm_layers,
+)
 from lightning_fedssl.models.network import InShape, Network
 
 
 class _BasicBlock(nn.Module):
-    """Two 3x3 convolutions with norms, plus a shortcut: the identity, or a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions with norms, plus a shortcut: the identity, or a 1x1 convolution where
+    the shape changes.
+    """
 
-    def __init__(self, channels_in: int, channels_out: int, stride: int, make_norm: NormLayers) -> None:
+    def __init__(
+        self, channels_in: int, channels_out: int, stride: int, make_norm: NormLayers
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False)
         self.norm1 = make_norm(channels_out)
@@ -33,7 +46,9 @@ class _BasicBlock(nn.Module):
 
 
 class _ResNet(Network):
-    """A 3x3 stem without pooling, stages of basic blocks, and the mean over positions before the classifier."""
+    """A 3x3 stem without pooling, stages of basic blocks, and the mean over positions before the
+    classifier.
+    """
 
     def __init__(
         self, num_classes: int, in_shape: InShape, norm: NormKind, width: int, norm_groups: int,
@@ -41,13 +56,18 @@ class _ResNet(Network):
     ) -> None:  # fmt: skip
         super().__init__()
         make_norm = norm_layers(norm, norm_groups)
-        self.stem = nn.Sequential(nn.Conv2d(in_shape[0], width, 3, padding=1, bias=False), make_norm(width), nn.ReLU())
+        self.stem = nn.Sequential(
+            nn.Conv2d(in_shape[0], width, 3, padding=1, bias=False), make_norm(width), nn.ReLU()
+        )
         blocks: list[nn.Module] = []
         channels = width
         for stage, stride in enumerate(strides):
             channels_out = width * 2**stage
             blocks.append(_BasicBlock(channels, channels_out, stride, make_norm))
-            blocks += [_BasicBlock(channels_out, channels_out, 1, make_norm) for _ in range(blocks_per_stage - 1)]
+            blocks += [
+                _BasicBlock(channels_out, channels_out, 1, make_norm)
+                for _ in range(blocks_per_stage - 1)
+            ]
             channels = channels_out
         self.blocks = nn.Sequential(*blocks)
         self.classifier = nn.Linear(channels, num_classes)
@@ -59,10 +79,11 @@ class _ResNet(Network):
 
 
 class ResNet8(_ResNet):
-    """ResNet-8: a 3x3 stem without pooling, and three stages of one basic block each with strides 1, 2, 2.
+    """ResNet-8: a 3x3 stem without pooling, and three stages of one basic block each with strides
+    1, 2, 2.
 
-    1,227,594 parameters with 10 classes and a width of 64, as in SAGE. Convolutions have no bias; their weights are
-    drawn as He et al. do, by the fan out.
+    1,227,594 parameters with 10 classes and a width of 64, as in SAGE. Convolutions have no bias;
+    their weights are drawn as He et al. do, by the fan out.
 
     Args:
         num_classes: Outputs; comes from the data.
@@ -80,19 +101,23 @@ class ResNet8(_ResNet):
         width: int = 64,
         norm_groups: int = DEFAULT_GROUPS,
     ) -> None:
-        super().__init__(num_classes, in_shape, norm, width, norm_groups, strides=(1, 2, 2), blocks_per_stage=1)
+        super().__init__(
+            num_classes, in_shape, norm, width, norm_groups, strides=(1, 2, 2), blocks_per_stage=1
+        )
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
 
 class ResNet18(_ResNet):
-    """ResNet-18, CIFAR form: 3x3 stem without pooling, four stages of two basic blocks with strides 1, 2, 2, 2.
+    """ResNet-18, CIFAR form: 3x3 stem without pooling, four stages of two basic blocks with strides
+    1, 2, 2, 2.
 
-    11,173,962 parameters with 10 classes, with batch norm or group norm (FedRGD: group norm with 32 groups in every
-    layer, the shortcuts included). Convolutions have no bias; initialisation is PyTorch's default. Weights that are
-    stored under the names of torchvision's and timm's ``resnet18`` fit with ``norm: batch`` (theirs for ImageNet have a
-    7x7 stem, which differs: ``model.init_except: [stem, classifier]``).
+    11,173,962 parameters with 10 classes, with batch norm or group norm (FedRGD: group norm with 32
+    groups in every layer, the shortcuts included). Convolutions have no bias; initialisation is
+    PyTorch's default. Weights that are stored under the names of torchvision's and timm's
+    ``resnet18`` fit with ``norm: batch`` (theirs for ImageNet have a 7x7 stem, which differs:
+    ``model.init_except: [stem, classifier]``).
 
     Args:
         num_classes: Outputs; comes from the data.
@@ -110,10 +135,20 @@ class ResNet18(_ResNet):
         width: int = 64,
         norm_groups: int = DEFAULT_GROUPS,
     ) -> None:
-        super().__init__(num_classes, in_shape, norm, width, norm_groups, strides=(1, 2, 2, 2), blocks_per_stage=2)
+        super().__init__(
+            num_classes,
+            in_shape,
+            norm,
+            width,
+            norm_groups,
+            strides=(1, 2, 2, 2),
+            blocks_per_stage=2,
+        )
 
     def own_name(self, name: str) -> str:
-        """``layer2.0.bn1.weight`` of torchvision and timm is ``blocks.2.norm1.weight`` here, and so on."""
+        """``layer2.0.bn1.weight`` of torchvision and timm is ``blocks.2.norm1.weight`` here, and so
+        on.
+        """
         if block := re.match(r"layer(\d)\.(\d)\.", name):
             stage, index = map(int, block.groups())
             rest = name[block.end() :].replace("downsample.", "shortcut.").replace("bn", "norm")
@@ -127,7 +162,9 @@ class ResNet18(_ResNet):
 class _ConvNormReLU(nn.Sequential):
     """3x3 convolution of the same size, norm, ReLU."""
 
-    def __init__(self, channels_in: int, channels_out: int, make_norm: NormLayers, bias: bool) -> None:
+    def __init__(
+        self, channels_in: int, channels_out: int, make_norm: NormLayers, bias: bool
+    ) -> None:
         conv = nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=bias)
         super().__init__(conv, make_norm(channels_out), nn.ReLU())
 
@@ -152,12 +189,14 @@ class _GlobalMaxPool(nn.Module):
 
 
 class ResNet9(Network):
-    """ResNet-9: convolutions of 64, 128, 256 and 512 channels, two residual pairs, global max-pooling, linear.
+    """ResNet-9: convolutions of 64, 128, 256 and 512 channels, two residual pairs, global
+    max-pooling, linear.
 
-    conv 64; conv 128, pool 2; residual(128, 128); conv 256, pool 2; conv 512, pool 2; residual(512, 512); max-pool;
-    linear. With 10 classes: 6,575,370 parameters as in FedRGD (``norm="group"``, with biases), 6,568,640 as in FedMatch
-    (``norm="none", bias=False``). The last max-pooling is over the whole feature map, which is 4 x 4 for the published
-    32 x 32 images. Images must have at least 8 x 8 pixels. Initialisation is PyTorch's default.
+    conv 64; conv 128, pool 2; residual(128, 128); conv 256, pool 2; conv 512, pool 2; residual(512,
+    512); max-pool; linear. With 10 classes: 6,575,370 parameters as in FedRGD (``norm="group"``,
+    with biases), 6,568,640 as in FedMatch (``norm="none", bias=False``). The last max-pooling is
+    over the whole feature map, which is 4 x 4 for the published 32 x 32 images. Images must have at
+    least 8 x 8 pixels. Initialisation is PyTorch's default.
 
     Args:
         num_classes: Outputs; comes from the data.
@@ -165,7 +204,8 @@ class ResNet9(Network):
         norm: The normalisation layer after each convolution.
         norm_groups: Groups of a group norm; layers with fewer channels have a group per channel.
         bias: Whether convolutions and the linear layer have biases.
-        width: Channels of the first convolution; the others are 2, 4 and 8 times as wide. Published: 64.
+        width: Channels of the first convolution; the others are 2, 4 and 8 times as wide.
+            Published: 64.
     """
 
     def __init__(
@@ -201,7 +241,10 @@ class ResNet9(Network):
         return logits
 
     def chain(self) -> list[tuple[str, nn.Module]]:
-        """The layers by name, in the order in which they are applied; a residual pair is one layer."""
+        """The layers by name, in the order in which they are applied.
+
+        A residual pair is one layer.
+        """
         return [
             ("conv1", self.conv1),
             ("conv2", self.conv2),

@@ -1,4 +1,6 @@
-"""Splits a network in two at a layer: the clients have the bottom, the server has the top (split learning)."""
+"""Splits a network in two at a layer: the clients have the bottom, the server has the top (split
+learning).
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,15 @@ class Chained(Protocol):
     """A network whose forward pass is a sequence of layers, but not simply that of its children."""
 
     def chain(self) -> Layers:
-        """The layers by name, in the order in which they are applied; their composition equals the network."""
+        """The layers by name, in the order in which they are applied.
+
+        Their composition equals the network.
+        """
 
 
 class SplitNetwork(nn.Module):
-    """A network in two parts; applying the bottom and then the top equals applying the whole network.
+    """A network in two parts; applying the bottom and then the top equals applying the whole
+    network.
 
     Args:
         bottom: Maps an image to features.
@@ -41,7 +47,9 @@ class SplitNetwork(nn.Module):
         super().__init__()
         self.bottom = bottom
         self.top = top
-        vars(self)["whole"] = whole  # not by Module.__setattr__, which would register each weight under a second name
+        vars(self)["whole"] = (
+            whole  # not by Module.__setattr__, which would register each weight under a second name
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(batch, classes)`` of images ``(batch, channels, height, width)``."""
@@ -53,19 +61,19 @@ def split(network: nn.Module, at: int | str, in_shape: InShape) -> SplitNetwork:
     """Split a network after a layer; the parts contain the network's own layers, not copies.
 
     Args:
-        network: A sequence of layers: an ``nn.Sequential``, a network with a method ``chain``, or a module whose
-            children are applied in the order in which they are registered, with a flattening before the first linear
-            layer.
-        at: The split index: the number of layers with weights (convolutions, linear layers, residual pairs) in the
-            bottom. The norms, activations and poolings that follow such a layer belong to the same part; dropout and
-            flattening before the next layer belong to the top. Or the name of the last layer of the bottom, such as
-            ``features.4``.
-        in_shape: Shape of one image, ``(channels, height, width)``, to check that the parts compute the same as the
-            network.
+        network: A sequence of layers: an ``nn.Sequential``, a network with a method ``chain``, or a
+            module whose children are applied in the order in which they are registered, with a
+            flattening before the first linear layer.
+        at: The split index: the number of layers with weights (convolutions, linear layers,
+            residual pairs) in the bottom. The norms, activations and poolings that follow such a
+            layer belong to the same part; dropout and flattening before the next layer belong to
+            the top. Or the name of the last layer of the bottom, such as ``features.4``.
+        in_shape: Shape of one image, ``(channels, height, width)``, to check that the parts compute
+            the same as the network.
 
     Raises:
-        ValueError: There is no such split (the message lists the possible ones), or the network is not a sequence of
-            layers.
+        ValueError: There is no such split (the message lists the possible ones), or the network is
+            not a sequence of layers.
     """
     layers = layers_of(network, in_shape)
     ends = _ends(layers)
@@ -77,7 +85,8 @@ def split(network: nn.Module, at: int | str, in_shape: InShape) -> SplitNetwork:
     if not 0 < end <= max(ends.values(), default=0):
         listed = ", ".join(f"{index} ({layers[end - 1][0]})" for index, end in ends.items())
         raise ValueError(
-            f"model.split is {at!r}, but {type(network).__name__} can be split at: {listed or 'no layer'}. Give one of "
+            f"model.split is {at!r}, but {type(network).__name__} can be split at: "
+            f"{listed or 'no layer'}. Give one of "
             "these numbers, or the name of the bottom's last layer"
         )
     parts = SplitNetwork(_sequence(layers[:end]), _sequence(layers[end:]), network)
@@ -88,10 +97,13 @@ def split(network: nn.Module, at: int | str, in_shape: InShape) -> SplitNetwork:
 def _refuse_shared_weights(parts: SplitNetwork) -> None:
     """Refuse a weight that clients and server would both train, each a copy of its own."""
     names = {id(tensor): name for name, tensor in parts.bottom.named_parameters()}
-    shared = next(((names[id(t)], name) for name, t in parts.top.named_parameters() if id(t) in names), None)
+    shared = next(
+        ((names[id(t)], name) for name, t in parts.top.named_parameters() if id(t) in names), None
+    )
     if shared:
         raise ValueError(
-            f"model.split: {shared[0]} at the clients and {shared[1]} at the server are one weight of the network; "
+            f"model.split: {shared[0]} at the clients and {shared[1]} at the server are one "
+            "weight of the network; "
             "split it elsewhere, or give each layer a weight of its own"
         )
 
@@ -119,8 +131,10 @@ def layers_of(network: nn.Module, in_shape: InShape) -> Layers:
         same = False
     if not same:
         raise ValueError(
-            f"model.network: {type(network).__name__} is no sequence of layers and cannot be split. Networks "
-            "that can: AlexNet, CNN, MLP, ResNet9, SVHNCNN, VGG11, VGG16, an nn.Sequential, or one with a method "
+            f"model.network: {type(network).__name__} is no sequence of layers and cannot be "
+            "split. Networks "
+            "that can: AlexNet, CNN, MLP, ResNet9, SVHNCNN, VGG11, VGG16, an nn.Sequential, or "
+            "one with a method "
             "chain() that lists its layers"
         )
     return layers
@@ -134,11 +148,14 @@ def _listed(network: nn.Module) -> Layers:
 def _same_in_training(network: nn.Module, images: Tensor) -> bool:
     """Whether the layers equal the network in training, too, with other weights.
 
-    Dropout outside of the layers has no effect in an evaluation, and a factor of 0 or 1 none with its first value.
+    Dropout outside of the layers has no effect in an evaluation, and a factor of 0 or 1 none with
+    its first value.
     """
     outputs = []
     for whole in (True, False):
-        trained = copy.deepcopy(network).train()  # for each a copy of its own, because a pass may change buffers
+        trained = copy.deepcopy(
+            network
+        ).train()  # for each a copy of its own, because a pass may change buffers
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
             for parameter in trained.parameters():
@@ -149,7 +166,9 @@ def _same_in_training(network: nn.Module, images: Tensor) -> bool:
 
 
 def _leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The children of a module in order; an ``nn.Sequential`` among them is replaced by its own children.
+    """The children of a module in order.
+
+    An ``nn.Sequential`` among them is replaced by its own children.
 
     A layer that is registered twice is applied twice.
     """
@@ -164,7 +183,9 @@ def _leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modul
 
 
 def _flattened(layers: Layers) -> Layers:
-    """The layers with an added flattening before the first linear layer, where networks usually flatten."""
+    """The layers with an added flattening before the first linear layer, where networks usually
+    flatten.
+    """
     first = next((i for i, (_, layer) in enumerate(layers) if isinstance(layer, nn.Linear)), None)
     if first is None or any(isinstance(layer, nn.Flatten) for _, layer in layers[:first]):
         return layers
@@ -174,17 +195,29 @@ def _flattened(layers: Layers) -> Layers:
 
 
 def _ends(layers: Layers) -> dict[int, int]:
-    """The number of layers in the bottom, by split index; the top always has a layer with weights."""
-    heavy = [i for i, (_, layer) in enumerate(layers) if any(p.dim() > 1 for p in layer.parameters())]
+    """The number of layers in the bottom, by split index.
+
+    The top always has a layer with weights.
+    """
+    heavy = [
+        i for i, (_, layer) in enumerate(layers) if any(p.dim() > 1 for p in layer.parameters())
+    ]
     ends = {}
     for index, (this, following) in enumerate(pairwise(heavy), start=1):
-        first_of_top = (i for i in range(this + 1, following) if isinstance(layers[i][1], (nn.Flatten, nn.Dropout)))
+        first_of_top = (
+            i
+            for i in range(this + 1, following)
+            if isinstance(layers[i][1], (nn.Flatten, nn.Dropout))
+        )
         ends[index] = next(first_of_top, following)
     return ends
 
 
 def _sequence(layers: Layers) -> nn.Sequential:
-    """The layers as an ``nn.Sequential``; dots in names become underscores, because torch forbids dots."""
+    """The layers as an ``nn.Sequential``.
+
+    Dots in names become underscores, because torch forbids dots.
+    """
     sequence = nn.Sequential()
     for name, layer in layers:
         sequence.add_module(name.replace(".", "_"), layer)

@@ -15,7 +15,9 @@ _Self = TypeVar("_Self", bound=nn.Module)
 
 
 class Teacher(nn.ModuleDict):
-    """Copies of modules that track the originals by a moving average; always in evaluation mode, without gradients.
+    """Copies of modules that track the originals by a moving average.
+
+    Always in evaluation mode, without gradients.
 
     The copies share no storage with the originals.
 
@@ -29,11 +31,15 @@ class Teacher(nn.ModuleDict):
         self.eval()
 
     def train(self: _Self, mode: bool = True) -> _Self:
-        """Stay in evaluation mode: the teacher's output for an image must not depend on the rest of the batch."""
+        """Stay in evaluation mode: the teacher's output for an image must not depend on the rest of
+        the batch.
+        """
         return super().train(False)
 
     def follow(self, originals: dict[str, nn.Module], decay: float) -> None:
-        """Update weights and buffers to ``decay * teacher + (1 - decay) * student``; frozen ones are equal in both.
+        """Update weights and buffers to ``decay * teacher + (1 - decay) * student``.
+
+        Frozen ones are equal in both.
 
         Args:
             originals: The students by name.

@@ -11,16 +11,20 @@ from lightning_fedssl.models.network import GlobalAverage, InShape, Network
 
 
 class VGG11(Network):
-    """Eight 3x3 convolutions, each with norm and ReLU, and five 2x2 max-pools; average pooling; one linear layer.
+    """Eight 3x3 convolutions, each with norm and ReLU, and five 2x2 max-pools; average pooling.
 
-    Channels 64, pool, 128, pool, 256, 256, pool, 512, 512, pool, 512, 512, pool: configuration A of K. Simonyan and
-    A. Zisserman (ICLR 2015, arXiv 1409.1556) with one linear layer, as FedRGD trains it on STL-10: 9,231,114 parameters
-    with 10 classes. Convolutions have biases; initialisation is PyTorch's default. For 32 x 32 pixels the last feature
-    map is 1 x 1. For larger images, whose size FedRGD does not state, the feature map is averaged.
+    One linear layer.
+
+    Channels 64, pool, 128, pool, 256, 256, pool, 512, 512, pool, 512, 512, pool: configuration A of
+    K. Simonyan and A. Zisserman (ICLR 2015, arXiv 1409.1556) with one linear layer, as FedRGD
+    trains it on STL-10: 9,231,114 parameters with 10 classes. Convolutions have biases;
+    initialisation is PyTorch's default. For 32 x 32 pixels the last feature map is 1 x 1. For
+    larger images, whose size FedRGD does not state, the feature map is averaged.
 
     Args:
         num_classes: Outputs; comes from the data.
-        in_shape: Shape of one image, ``(channels, height, width)``, from 32 x 32 pixels up; comes from the data.
+        in_shape: Shape of one image, ``(channels, height, width)``, from 32 x 32 pixels up; comes
+            from the data.
         norm: The normalisation layer after each convolution.
         norm_groups: Groups of a group norm; layers with fewer channels have a group per channel.
         width: Channels of the first convolution; the others scale with it. Published: 64.
@@ -53,17 +57,21 @@ class VGG11(Network):
 
 
 class VGG16(Network):
-    """Thirteen 3x3 convolutions, each with norm and ReLU, and five 2x2 max-pools; three linear layers.
+    """Thirteen 3x3 convolutions, each with norm and ReLU, and five 2x2 max-pools.
 
-    Channels 64, 64, pool, 128, 128, pool, 256 three times, pool, 512 three times, pool, 512 three times, pool:
-    configuration D of K. Simonyan and A. Zisserman (ICLR 2015, arXiv 1409.1556). The fourth pool pads by one pixel;
-    dropout follows both hidden linear layers. With images of 144 x 144 pixels and 100 classes: 14,723,136 parameters in
-    the convolutions (split index 13), which give 12,800 features, and 69,623,908 after them. Initialisation is
-    PyTorch's default. Source: the authors' code of Semi-SFL (arXiv 2307.15870).
+    Three linear layers.
+
+    Channels 64, 64, pool, 128, 128, pool, 256 three times, pool, 512 three times, pool, 512 three
+    times, pool: configuration D of K. Simonyan and A. Zisserman (ICLR 2015, arXiv 1409.1556). The
+    fourth pool pads by one pixel; dropout follows both hidden linear layers. With images of 144 x
+    144 pixels and 100 classes: 14,723,136 parameters in the convolutions (split index 13), which
+    give 12,800 features, and 69,623,908 after them. Initialisation is PyTorch's default. Source:
+    the authors' code of Semi-SFL (arXiv 2307.15870).
 
     Args:
         num_classes: Outputs; comes from the data.
-        in_shape: Shape of one image, ``(channels, height, width)``, from 16 x 16 pixels up; comes from the data.
+        in_shape: Shape of one image, ``(channels, height, width)``, from 16 x 16 pixels up; comes
+            from the data.
         norm: The normalisation layer after each convolution.
         norm_groups: Groups of a group norm; layers with fewer channels have a group per channel.
         width: Channels of the first convolution; all other widths scale with it. Published: 64.
@@ -83,16 +91,25 @@ class VGG16(Network):
         rows, columns = ((n // 8 // 2 + 1) // 2 for n in in_shape[1:])
         if min(rows, columns) < 1:
             raise ValueError(
-                f"model.network: VGG16 takes images from 16 x 16 pixels up, not {in_shape[1]} x {in_shape[2]}"
+                f"model.network: VGG16 takes images from 16 x 16 pixels up, not {in_shape[1]} x "
+                f"{in_shape[2]}"
             )
         stages, hidden = ((1, 1), (2, 2), (4,) * 3, (8,) * 3, (8,) * 3), 64 * width
         self.features = nn.Sequential(
-            *_convolutions(in_shape[0], stages, width, norm_layers(norm, norm_groups), [0, 0, 0, 1, 0])
+            *_convolutions(
+                in_shape[0], stages, width, norm_layers(norm, norm_groups), [0, 0, 0, 1, 0]
+            )
         )
         self.classifier = nn.Sequential(
-            nn.Flatten(), nn.Linear(8 * width * rows * columns, hidden), nn.ReLU(), nn.Dropout(dropout),
-            nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, num_classes),
-        )  # fmt: skip
+            nn.Flatten(),
+            nn.Linear(8 * width * rows * columns, hidden),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(hidden, num_classes),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
@@ -101,7 +118,11 @@ class VGG16(Network):
 
 
 def _convolutions(
-    channels: int, stages: Sequence[Sequence[int]], width: int, make_norm: NormLayers, padding: Sequence[int]
+    channels: int,
+    stages: Sequence[Sequence[int]],
+    width: int,
+    make_norm: NormLayers,
+    padding: Sequence[int],
 ) -> list[nn.Module]:
     """Stages of convolutions, each with norm and ReLU, and a max-pool after each stage.
 

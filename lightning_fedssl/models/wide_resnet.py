@@ -14,7 +14,9 @@ class _PreActivationBlock(nn.Module):
     Where the number of channels changes, a 1x1 convolution of ``a`` replaces the shortcut ``x``.
     """
 
-    def __init__(self, channels_in: int, channels_out: int, stride: int, make_norm: NormLayers) -> None:
+    def __init__(
+        self, channels_in: int, channels_out: int, stride: int, make_norm: NormLayers
+    ) -> None:
         super().__init__()
         self.norm1 = make_norm(channels_in)
         self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False)
@@ -31,13 +33,15 @@ class _PreActivationBlock(nn.Module):
 
 
 class WideResNet(Network):
-    """WRN-``depth``-``widen_factor``: 3x3 stem, three groups of pre-activation blocks, global average pooling, linear.
+    """WRN-``depth``-``widen_factor``: 3x3 stem, three groups of pre-activation blocks, global
+    average pooling, linear.
 
-    WRN-28-2 with 10 classes has 1,467,610 parameters, WRN-28-8 with 100 classes 23,401,012 (SemiFL's CIFAR-10 and
-    CIFAR-100 networks, arXiv 2106.01432 and the authors' code). The stem has 16 channels, the groups 16, 32 and 64
-    times ``widen_factor``, with strides 1, 2 and 2. Convolutions have no bias and are initialised Kaiming normal (fan
-    out). Norm layers are initialised with scale 1 and shift 0, the linear layer with PyTorch's default weight and a
-    bias of 0.
+    WRN-28-2 with 10 classes has 1,467,610 parameters, WRN-28-8 with 100 classes 23,401,012
+    (SemiFL's CIFAR-10 and CIFAR-100 networks, arXiv 2106.01432 and the authors' code). The stem has
+    16 channels, the groups 16, 32 and 64 times ``widen_factor``, with strides 1, 2 and 2.
+    Convolutions have no bias and are initialised Kaiming normal (fan out). Norm layers are
+    initialised with scale 1 and shift 0, the linear layer with PyTorch's default weight and a bias
+    of 0.
 
     Args:
         num_classes: Outputs; comes from the data.
@@ -63,7 +67,8 @@ class WideResNet(Network):
         super().__init__()
         if depth < 10 or depth % 6 != 4:
             raise ValueError(
-                f"model.network.init_args.depth is {depth}; a WideResNet has 6n + 4 layers: 10, 16, 22, 28, 34, 40, ..."
+                f"model.network.init_args.depth is {depth}; a WideResNet has 6n + 4 layers: 10, "
+                "16, 22, 28, 34, 40, ..."
             )
         if widen_factor < 1:
             raise ValueError(f"model.network.widen_factor is {widen_factor}: give 1 or more")
@@ -73,7 +78,9 @@ class WideResNet(Network):
         blocks = []
         for group, width in enumerate(widths[1:]):
             for index in range((depth - 4) // 6):
-                channels_in, stride = (widths[group], min(group + 1, 2)) if index == 0 else (width, 1)
+                channels_in, stride = (
+                    (widths[group], min(group + 1, 2)) if index == 0 else (width, 1)
+                )
                 blocks.append(_PreActivationBlock(channels_in, width, stride, make_norm))
         self.blocks = nn.Sequential(*blocks)
         self.norm = make_norm(widths[-1])

@@ -19,7 +19,16 @@ Checkpoint = dict[str, Any]
 FORMAT = 2
 """The version of the layout."""
 
-_KEYS = {"state_dict", "callbacks", "round", "federation", "algorithm", "seed", "partition", "metrics"}
+_KEYS = {
+    "state_dict",
+    "callbacks",
+    "round",
+    "federation",
+    "algorithm",
+    "seed",
+    "partition",
+    "metrics",
+}
 _MAPPINGS = {dict, OrderedDict, Counter}
 _SEQUENCES = {list, tuple, torch.Size}
 _PLAIN = {int, float, bool, str, bytes, complex, type(None), Tensor, nn.Parameter}
@@ -27,7 +36,8 @@ _PLAIN = {int, float, bool, str, bytes, complex, type(None), Tensor, nn.Paramete
 
 
 def save(checkpoint: Checkpoint, path: Path) -> None:
-    """Write a checkpoint: ``path`` is always either the old or the new one, also if the process is killed.
+    """Write a checkpoint: ``path`` is always either the old or the new one, also if the process is
+    killed.
 
     Raises:
         OSError: If the disk refuses; the old file is left as it was.
@@ -42,26 +52,35 @@ def load(path: Path) -> Checkpoint:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is truncated, damaged or no checkpoint of this package, or if a weight is not finite.
+        ValueError: If the file is truncated, damaged or no checkpoint of this package, or if a
+            weight is not finite.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"ckpt_path: there is no file {path}; give the path of a .ckpt file, or last, or best")
+        raise FileNotFoundError(
+            f"ckpt_path: there is no file {path}; give the path of a .ckpt file, or last, or best"
+        )
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"ckpt_path: {path} holds objects other than tensors and plain values, so it was not read and nothing in "
+            f"ckpt_path: {path} holds objects other than tensors and plain values, so it was not "
+            "read and nothing in "
             "it ran; use a checkpoint written by this package"
         ) from error
     except Exception as error:
         raise ValueError(
-            f"ckpt_path: {path} is truncated or damaged ({type(error).__name__}); use another checkpoint of the run"
+            f"ckpt_path: {path} is truncated or damaged ({type(error).__name__}); use another "
+            "checkpoint of the run"
         ) from error
     if not isinstance(checkpoint, dict) or not checkpoint.keys() >= _KEYS:
-        raise ValueError(f"ckpt_path: {path} is no checkpoint of a federated run; use one written by this package")
+        raise ValueError(
+            f"ckpt_path: {path} is no checkpoint of a federated run; use one written by this "
+            "package"
+        )
     if checkpoint.get("format") != FORMAT:
         raise ValueError(
-            f"ckpt_path: {path} has the format {checkpoint.get('format')}, but this version reads format {FORMAT}: use "
+            f"ckpt_path: {path} has the format {checkpoint.get('format')}, but this version reads "
+            f"format {FORMAT}: use "
             "the version of lightning-fedssl that wrote it"
         )
     weights = {**checkpoint["state_dict"], **checkpoint["federation"].get("parameters", {})}
@@ -73,23 +92,28 @@ def load(path: Path) -> Checkpoint:
 
 
 def find(ckpt_path: str | Path, root: Path) -> Path:
-    """The file of ``--ckpt_path``: a path; or ``last`` or ``best``, that file of the newest run below ``root``.
+    """The file of ``--ckpt_path``: a path.
 
-    A run that was killed before its first ``last.ckpt`` cannot be resumed, so ``last`` skips it. ``best`` is never that
-    of another run than the newest.
+    Or ``last`` or ``best``, that file of the newest run below ``root``.
+
+    A run that was killed before its first ``last.ckpt`` cannot be resumed, so ``last`` skips it.
+    ``best`` is never that of another run than the newest.
 
     Raises:
         FileNotFoundError: If the newest run below ``root`` has no such checkpoint.
     """
     if str(ckpt_path) not in {"last", "best"}:
         return Path(ckpt_path)
-    files = [path for run in ("", "*/", "*/version_*/") for path in root.glob(f"{run}checkpoints/*.ckpt")]
+    files = [
+        path for run in ("", "*/", "*/version_*/") for path in root.glob(f"{run}checkpoints/*.ckpt")
+    ]
     written = [path for path in files if path.name in ("last.ckpt", "best.ckpt")]
     newest = max(written, key=lambda path: path.stat().st_mtime_ns, default=None)
     found = newest and newest.with_name(f"{ckpt_path}.ckpt")
     if found is None or not found.is_file():
         raise FileNotFoundError(
-            f"ckpt_path: {found or root} does not exist: set trainer.default_root_dir to the folder of the run, or "
+            f"ckpt_path: {found or root} does not exist: set trainer.default_root_dir to the "
+            "folder of the run, or "
             "give the path of a .ckpt file (best.ckpt is written by runs "
             "that log what FederatedCheckpoint monitors, val/accuracy if left out)"
         )
@@ -97,7 +121,10 @@ def find(ckpt_path: str | Path, root: Path) -> Path:
 
 
 def _check_plain(value: Any, place: str) -> None:
-    """Refuse what :func:`load` would refuse; a subclass of a plain type is stored by its name, and not read back."""
+    """Refuse what :func:`load` would refuse.
+
+    A subclass of a plain type is stored by its name, and not read back.
+    """
     kind = type(value)
     if kind in _MAPPINGS:
         for key, part in value.items():
@@ -107,4 +134,6 @@ def _check_plain(value: Any, place: str) -> None:
         for index, part in enumerate(value):
             _check_plain(part, f"{place}[{index}]")
     elif kind not in _PLAIN or (kind is bytes and not value):  # torch.load refuses empty bytes
-        raise TypeError(f"{place} is a {kind.__name__}: a checkpoint holds tensors and plain values only")
+        raise TypeError(
+            f"{place} is a {kind.__name__}: a checkpoint holds tensors and plain values only"
+        )

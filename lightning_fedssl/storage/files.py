@@ -13,8 +13,8 @@ from filelock import FileLock, Timeout
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file in one step: a full disk or an interruption leaves the former file as it was.
 
-    Unlike :func:`write_synced` it does not wait for the disk, so that it is for files that can be written again:
-    tables, pictures, partitions.
+    Unlike :func:`write_synced` it does not wait for the disk, so that it is for files that can be
+    written again: tables, pictures, partitions.
 
     Args:
         path: The file; its folder is made.
@@ -33,9 +33,11 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_synced(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file that survives a kill and a power cut: ``path`` is the old file until all of the new one is on disk.
+    """Write a file that survives a kill and a power cut: ``path`` is the old file until all of the
+    new one is on disk.
 
-    A killed process leaves ``.NAME.partial``, which the next write replaces. One process at a time may write a path.
+    A killed process leaves ``.NAME.partial``, which the next write replaces. One process at a time
+    may write a path.
 
     Args:
         path: The file; its folder is made.

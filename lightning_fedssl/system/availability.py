@@ -1,7 +1,7 @@
 """Which of the selected clients drop out of a round: they receive the model and send nothing back.
 
-Every draw is a function of (seed, round, client). So nothing needs to be saved, ranks agree, and two methods that run
-with the same seed lose the same clients in the same rounds.
+Every draw is a function of (seed, round, client). So nothing needs to be saved, ranks agree, and
+two methods that run with the same seed lose the same clients in the same rounds.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from lightning_fedssl import sampling
 Outcome = Literal["finished", "skipped", "late", "dropped", "rejected"]
 """The outcome of a round for a selected client.
 
-``finished``: the server used its update; ``skipped``: it had nothing to train on; ``late``: its update came after the
-deadline, or after enough others; ``dropped``: it received the model and sent nothing; ``rejected``: the server did not
-accept its update.
+``finished``: the server used its update; ``skipped``: it had nothing to train on; ``late``: its
+update came after the deadline, or after enough others; ``dropped``: it received the model and sent
+nothing; ``rejected``: the server did not accept its update.
 """
 
 
 class Availability(ABC):
     """Decides which clients drop out of a round; the base of ``trainer.availability``.
 
-    A subclass defines a client's probability of dropping out. The trainer draws, counts what the client has received,
-    and does not train it: its persistent state stays as it was before the round.
+    A subclass defines a client's probability of dropping out. The trainer draws, counts what the
+    client has received, and does not train it: its persistent state stays as it was before the
+    round.
     """
 
     @abstractmethod
@@ -50,7 +51,8 @@ class Availability(ABC):
         probability = self.dropout_probability(seed, round_index, client)
         if not 0 <= probability <= 1:
             raise ValueError(
-                f"trainer.availability: {type(self).__name__} gives client {client} in round {round_index} a "
+                f"trainer.availability: {type(self).__name__} gives client {client} in round "
+                f"{round_index} a "
                 f"probability of {probability}: it must be between 0 and 1"
             )
         return float(sampling.rng(seed, "drop-out", round_index, client).random()) < probability
@@ -77,7 +79,8 @@ class UnevenDropout(Availability):
 
     Args:
         lowest: The probability of the most reliable clients.
-        highest: The probability of the least reliable clients; each client's is drawn uniformly between the two.
+        highest: The probability of the least reliable clients; each client's is drawn uniformly
+            between the two.
     """
 
     def __init__(self, lowest: float = 0.0, highest: float = 0.5) -> None:
@@ -85,7 +88,8 @@ class UnevenDropout(Availability):
         _require_probability("UnevenDropout.highest", highest)
         if lowest > highest:
             raise ValueError(
-                f"trainer.availability: UnevenDropout.lowest is {lowest}, above highest, {highest}: exchange them"
+                f"trainer.availability: UnevenDropout.lowest is {lowest}, above highest, "
+                f"{highest}: exchange them"
             )
         self.lowest = lowest
         self.highest = highest
@@ -97,7 +101,8 @@ class UnevenDropout(Availability):
 
 
 class DiurnalDropout(Availability):
-    """Clients drop out by day more often than by night: a sine over the rounds, in each client's own time zone.
+    """Clients drop out by day more often than by night: a sine over the rounds, in each client's
+    own time zone.
 
     ``p_k(t) = mean + amplitude * sin(2 pi (t / period + shift_k))``
 
@@ -105,20 +110,28 @@ class DiurnalDropout(Availability):
         mean: The drop-out probability over a whole day.
         amplitude: How far the probability rises above the mean by day, and falls below it by night.
         period: Rounds of a day.
-        time_zones: Draw ``shift_k``, a fraction of a day, for each client by the seed; if not, all clients share one
-            time zone, ``shift_k = 0``.
+        time_zones: Draw ``shift_k``, a fraction of a day, for each client by the seed; if not, all
+            clients share one time zone, ``shift_k = 0``.
     """
 
     def __init__(
-        self, mean: float = 0.3, amplitude: float = 0.3, period: float = 24.0, time_zones: bool = True
+        self,
+        mean: float = 0.3,
+        amplitude: float = 0.3,
+        period: float = 24.0,
+        time_zones: bool = True,
     ) -> None:
         if not (mean - abs(amplitude) >= 0 and mean + abs(amplitude) <= 1):
             raise ValueError(
-                f"trainer.availability: DiurnalDropout has mean {mean} and amplitude {amplitude}: mean - amplitude and "
+                f"trainer.availability: DiurnalDropout has mean {mean} and amplitude {amplitude}: "
+                "mean - amplitude and "
                 "mean + amplitude must be between 0 and 1"
             )
         if not 0 < period < math.inf:
-            raise ValueError(f"trainer.availability: DiurnalDropout.period is {period}: give rounds of a day, above 0")
+            raise ValueError(
+                f"trainer.availability: DiurnalDropout.period is {period}: give rounds of a day, "
+                "above 0"
+            )
         self.mean = mean
         self.amplitude = amplitude
         self.period = period
@@ -134,4 +147,6 @@ class DiurnalDropout(Availability):
 
 def _require_probability(key: str, value: float) -> None:
     if not 0 <= value <= 1:
-        raise ValueError(f"trainer.availability: {key} is {value}: give a probability between 0 and 1")
+        raise ValueError(
+            f"trainer.availability: {key} is {value}: give a probability between 0 and 1"
+        )

@@ -1,17 +1,19 @@
-"""The simulated time of a round on real devices: seconds of computing and sending, from the run's steps and bytes.
+"""The simulated time of a round on real devices: seconds of computing and sending, from the run's
+steps and bytes.
 
-Z. Sun et al., "Efficient Semi-Supervised Federated Learning for Heterogeneous Participants", arXiv 2307.15870, section
-V-C, describes the model: the time of a local step is normally distributed, with mean and deviation of the client's
-device; bandwidths change, from 10 to 20 Mbit/s for downloads and from 2 to 8 Mbit/s for uploads; a round is
-synchronous. The devices' times are not published.
+Z. Sun et al., "Efficient Semi-Supervised Federated Learning for Heterogeneous Participants", arXiv
+2307.15870, section V-C, describes the model: the time of a local step is normally distributed, with
+mean and deviation of the client's device; bandwidths change, from 10 to 20 Mbit/s for downloads and
+from 2 to 8 Mbit/s for uploads; a round is synchronous. The devices' times are not published.
 
-A device's seconds are those of a plain step: ``data.client_batch_size`` images pass through the network, forward and
-backward. A method's own step takes as many times longer as it has more operations
-(:func:`lightning_fedssl.local_training.step_work.step_work`).
+A device's seconds are those of a plain step: ``data.client_batch_size`` images pass through the
+network, forward and backward. A method's own step takes as many times longer as it has more
+operations (:func:`lightning_fedssl.local_training.step_work.step_work`).
 
-A client's time in a round is the sum of the times of its downloads, its steps and its uploads. The round takes as long
-as the slowest client. In split training, which exchanges features at every step, the sum is over all steps of the
-round, although in reality each step waits for all clients. So the simulated time of such a round is a lower bound.
+A client's time in a round is the sum of the times of its downloads, its steps and its uploads. The
+round takes as long as the slowest client. In split training, which exchanges features at every
+step, the sum is over all steps of the round, although in reality each step waits for all clients.
+So the simulated time of such a round is a lower bound.
 
 Every draw is a function of (seed, round, client), so nothing needs to be saved and ranks agree.
 """
@@ -63,7 +65,12 @@ class Usage:
     work: float = 0.0
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(self.down + other.down, self.up + other.up, self.steps + other.steps, self.work + other.work)
+        return Usage(
+            self.down + other.down,
+            self.up + other.up,
+            self.steps + other.steps,
+            self.work + other.work,
+        )
 
 
 @dataclass(frozen=True)
@@ -94,8 +101,8 @@ class SystemModel:
     Args:
         devices: The kinds of devices; each client's device is drawn at random by the seed.
         per: Whether a device's seconds are those of a plain ``step``, or of an ``image`` of it.
-        download_mbit_s: Smallest and largest download rate of a client, in megabits per second; drawn for every client
-            and round.
+        download_mbit_s: Smallest and largest download rate of a client, in megabits per second;
+            drawn for every client and round.
         upload_mbit_s: Smallest and largest upload rate of a client, in megabits per second.
         server_step_s: Seconds of a training step of the server; its links cost nothing.
     """
@@ -109,20 +116,29 @@ class SystemModel:
         server_step_s: float = 0.0,
     ) -> None:
         if not devices:
-            raise ValueError("trainer.system.devices is empty: give at least one device, with name and seconds")
+            raise ValueError(
+                "trainer.system.devices is empty: give at least one device, with name and seconds"
+            )
         for device in devices:
             if not (device.seconds > 0 and device.std >= 0 and device.share > 0):
                 raise ValueError(
-                    f"trainer.system.devices: {device.name} has seconds {device.seconds}, std {device.std}, share "
+                    f"trainer.system.devices: {device.name} has seconds {device.seconds}, std "
+                    f"{device.std}, share "
                     f"{device.share}: seconds and share must be above 0, std 0 or more"
                 )
-        for key, (low, high) in {"download_mbit_s": download_mbit_s, "upload_mbit_s": upload_mbit_s}.items():
+        for key, (low, high) in {
+            "download_mbit_s": download_mbit_s,
+            "upload_mbit_s": upload_mbit_s,
+        }.items():
             if not 0 < low <= high:
                 raise ValueError(
-                    f"trainer.system.{key} is [{low}, {high}]: give two rates above 0, the lower one first"
+                    f"trainer.system.{key} is [{low}, {high}]: give two rates above 0, the lower "
+                    "one first"
                 )
         if not server_step_s >= 0:
-            raise ValueError(f"trainer.system.server_step_s is {server_step_s}: give 0 (not counted) or more")
+            raise ValueError(
+                f"trainer.system.server_step_s is {server_step_s}: give 0 (not counted) or more"
+            )
         self.devices = devices
         self.per = per
         self.download_mbit_s = download_mbit_s
@@ -139,16 +155,22 @@ class SystemModel:
         """The download and upload rate of a client in a round, in megabits per second."""
         draw = sampling.rng(seed, "bandwidth", round_index, client).random(2)
         ranges = (self.download_mbit_s, self.upload_mbit_s)
-        down, up = (low + (high - low) * float(x) for (low, high), x in zip(ranges, draw, strict=True))
+        down, up = (
+            low + (high - low) * float(x) for (low, high), x in zip(ranges, draw, strict=True)
+        )
         return down, up
 
     def compute_seconds(self, seed: int, round_index: int, client: int, units: float) -> float:
-        """Seconds for a number of plain steps, or of their images: a sum of independent normal draws, at least 0."""
+        """Seconds for a number of plain steps, or of their images: a sum of independent normal
+        draws, at least 0.
+        """
         device = self.device_of(seed, client)
         normal = sampling.rng(seed, "compute", round_index, client).standard_normal()
         return max(0.0, units * device.seconds + math.sqrt(units) * device.std * float(normal))
 
-    def client_duration(self, seed: int, round_index: int, client: int, usage: Usage, batch_size: int = 1) -> Duration:
+    def client_duration(
+        self, seed: int, round_index: int, client: int, usage: Usage, batch_size: int = 1
+    ) -> Duration:
         """The time of one client in a round.
 
         Args:

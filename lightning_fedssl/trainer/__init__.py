@@ -1,6 +1,15 @@
-"""The trainer: its keys and commands, the loop over rounds, evaluation, checkpoints and the start of processes."""
+"""The trainer: its keys and commands, the loop over rounds, evaluation, checkpoints and the start
+of processes.
+"""
 
-from lightning_fedssl.trainer.aggregators import Aggregator, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
+from lightning_fedssl.trainer.aggregators import (
+    Aggregator,
+    GeometricMedian,
+    Krum,
+    Median,
+    MultiKrum,
+    TrimmedMean,
+)
 from lightning_fedssl.trainer.attacks import (
     ALIE,
     Attack,

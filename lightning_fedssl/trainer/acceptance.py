@@ -24,11 +24,15 @@ MOST = 2**53
 
 
 def check_update(
-    algorithm: FederatedAlgorithm, update: ClientUpdate, most_samples: int = MOST, most_steps: int = MOST
+    algorithm: FederatedAlgorithm,
+    update: ClientUpdate,
+    most_samples: int = MOST,
+    most_steps: int = MOST,
 ) -> str | None:
     """Why the server rejects an update, independently of other updates; None if there is no reason.
 
-    A rejected update does not enter the average, and the client's persistent state stays what it was before the round.
+    A rejected update does not enter the average, and the client's persistent state stays what it
+    was before the round.
 
     Args:
         algorithm: Its global model has the shapes and types that an update must have.
@@ -41,7 +45,8 @@ def check_update(
     """
     if not (0 <= update.num_samples <= most_samples and 1 <= update.num_steps <= most_steps):
         return (
-            f"counts {update.num_samples} samples and {update.num_steps} steps, but at most {most_samples} samples and "
+            f"counts {update.num_samples} samples and {update.num_steps} steps, but at most "
+            f"{most_samples} samples and "
             f"{most_steps} steps are possible"
         )
     model = algorithm.server.model()
@@ -50,13 +55,17 @@ def check_update(
             return f"returned {name!r}, which the global model does not have"
         if (t.shape, t.dtype) != (model[name].shape, model[name].dtype):
             return f"returned {name!r} as {described(t)} instead of {described(model[name])}"
-    if not is_finite([*update.parameters.values(), *update.buffers.values(), *update.payload.values()]):
+    if not is_finite(
+        [*update.parameters.values(), *update.buffers.values(), *update.payload.values()]
+    ):
         return "returned weights that are not finite"
     for name, t in update.buffers.items():
         if name.endswith("running_var") and float(t.min()) < 0:
             return f"returned a negative variance {name!r}"
     weight = algorithm.client_weight(update)
-    return None if math.isfinite(weight) and weight >= 0 else f"has the weight {weight} in the average"
+    return (
+        None if math.isfinite(weight) and weight >= 0 else f"has the weight {weight} in the average"
+    )
 
 
 def described(t: Tensor) -> str:
@@ -95,17 +104,18 @@ class Arrival:
 class Acceptance:
     """The rule by which a round's updates are accepted.
 
-    With ``w_k`` the weights that client k received, ``d_k`` the movement of its weights from there, ``s`` the
-    schedule's factor of the learning rate, and the median over all valid updates of the round and of all ranks, an
-    update is rejected if
+    With ``w_k`` the weights that client k received, ``d_k`` the movement of its weights from there,
+    ``s`` the schedule's factor of the learning rate, and the median over all valid updates of the
+    round and of all ranks, an update is rejected if
 
         ``|d_k| > factor * median_j |d_j|``   and   ``|d_k| > s |w_k|``.
 
-    The second condition avoids false rejections: the median is tiny if most clients learn nothing, but a normal update
-    never moves the weights by more than their norm, and movements shrink with the learning rate. The condition also
-    saves memory: only an update that meets it, and the updates after it, must be copied to the CPU until the median is
-    known. The same rule, with ``s = 1``, holds for the buffers (statistics of batch norm). With fewer than three valid
-    updates no update is rejected for its norm.
+    The second condition avoids false rejections: the median is tiny if most clients learn nothing,
+    but a normal update never moves the weights by more than their norm, and movements shrink with
+    the learning rate. The condition also saves memory: only an update that meets it, and the
+    updates after it, must be copied to the CPU until the median is known. The same rule, with ``s =
+    1``, holds for the buffers (statistics of batch norm). With fewer than three valid updates no
+    update is rejected for its norm.
 
     Args:
         algorithm: Its global model has the shapes and types that an update must have.
@@ -113,7 +123,9 @@ class Acceptance:
         lr_factor: ``s``.
     """
 
-    def __init__(self, algorithm: FederatedAlgorithm, factor: float | None, lr_factor: float) -> None:
+    def __init__(
+        self, algorithm: FederatedAlgorithm, factor: float | None, lr_factor: float
+    ) -> None:
         self.algorithm = algorithm
         self.factor = factor
         self.lr_factor = lr_factor
@@ -132,19 +144,33 @@ class Acceptance:
             return Arrival(update, reason, seconds=seconds)
         server = self.algorithm.server
         weights, buffers = (
-            {name: received[name].to(t.device) if name in received else t for name, t in state.items()}
-            for state in (server.parameters, {n: t for n, t in server.buffers.items() if t.is_floating_point()})
+            {
+                name: received[name].to(t.device) if name in received else t
+                for name, t in state.items()
+            }
+            for state in (
+                server.parameters,
+                {n: t for n, t in server.buffers.items() if t.is_floating_point()},
+            )
         )
         longest = self.lr_factor * self._lengths[0](weights), self._lengths[1](buffers)
-        moved = _norm(_movement(update.parameters, weights)), _norm(_movement(update.buffers, buffers))
+        moved = (
+            _norm(_movement(update.parameters, weights)),
+            _norm(_movement(update.buffers, buffers)),
+        )
         return Arrival(update, None, moved, longest, seconds)
 
     def judge(self, arrival: Arrival, movements: Sequence[tuple[float, float]]) -> str | None:
-        """Why an update is rejected, the movements of all valid updates of the round being known; None if accepted."""
+        """Why an update is rejected, the movements of all valid updates of the round being known.
+
+        None if accepted.
+        """
         if arrival.reason is not None or self.factor is None or len(movements) < FEWEST:
             return arrival.reason
         medians = [statistics.median(norms) for norms in zip(*movements, strict=True)]
-        for kind, norm, longest, median in zip(_KINDS, arrival.moved, arrival.longest, medians, strict=True):
+        for kind, norm, longest, median in zip(
+            _KINDS, arrival.moved, arrival.longest, medians, strict=True
+        ):
             if norm > longest and norm > self.factor * median:
                 times = f"{norm / median:.3g} times the median" if median else "the median being 0"
                 return f"moved its {kind} by {norm:.3g}, {times} of the round (trainer.quarantine)"
@@ -152,7 +178,9 @@ class Acceptance:
 
 
 class _Length:
-    """The length of what a client received, computed once for clients that received the same tensors."""
+    """The length of what a client received, computed once for clients that received the same
+    tensors.
+    """
 
     def __init__(self) -> None:
         self._weights: list[Tensor] = []
@@ -160,14 +188,20 @@ class _Length:
 
     def __call__(self, received: State) -> float:
         weights = list(received.values())
-        if len(weights) != len(self._weights) or any(a is not b for a, b in zip(weights, self._weights, strict=True)):
+        if len(weights) != len(self._weights) or any(
+            a is not b for a, b in zip(weights, self._weights, strict=True)
+        ):
             self._weights, self._length = weights, _norm(weights)
         return self._length
 
 
 def _movement(state: State, sent: State) -> Sequence[Tensor]:
     names = [name for name in state if name in sent]
-    return torch._foreach_sub([state[name] for name in names], [sent[name] for name in names]) if names else ()
+    return (
+        torch._foreach_sub([state[name] for name in names], [sent[name] for name in names])
+        if names
+        else ()
+    )
 
 
 def _norm(tensors: Collection[Tensor]) -> float:

@@ -1,4 +1,6 @@
-"""The privacy that a run has spent: events for the accountants of the library dp-accounting, and what they mean."""
+"""The privacy that a run has spent: events for the accountants of the library dp-accounting, and
+what they mean.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,11 @@ from functools import lru_cache
 from typing import Any, Literal
 
 DISCRETIZATION = 1e-3
-"""The grid of the privacy losses (PLD): coarser than the library's 1e-4, ten times as fast, and still an upper bound.
+"""The grid of the privacy losses (PLD): coarser than the library's 1e-4, ten times as fast, and
+still an upper bound.
 
-In the cases of the tests it is less than 0.5 % above the library's epsilon. With a small noise multiplier z the losses
-grow as ``1 / z^2``, and so does the grid.
+In the cases of the tests it is less than 0.5 % above the library's epsilon. With a small noise
+multiplier z the losses grow as ``1 / z^2``, and so does the grid.
 """
 
 LARGEST_NOISE = 1e6
@@ -50,7 +53,9 @@ class Budget:
         return _epsilon(tuple(settings.values()), delta)
 
     def describe(self, delta: float) -> dict[str, Any]:
-        """Epsilon with everything that it depends on, as plain values; ``statement`` says it in one sentence.
+        """Epsilon with everything that it depends on, as plain values.
+
+        ``statement`` says it in one sentence.
 
         Args:
             delta: Delta.
@@ -66,10 +71,13 @@ class Budget:
         accountant = self.accountant.upper() if poisson else "RDP"
         return {
             "epsilon": epsilon, "delta": delta, "unit": "client", "neighbouring_relation": relation,
-            "sampling": f"{self.sampling}: {how}", "population": self.clients, "rounds": self.rounds,
+            "sampling": f"{self.sampling}: "
+                        f"{how}", "population": self.clients, "rounds": self.rounds,
             "noise_multiplier": self.noise_multiplier, "accountant": accountant,
-            "statement": f"epsilon {epsilon:.3g} at delta {delta:g} for one client ({relation}) after {self.rounds} "
-            f"rounds, accounted by {accountant} for a population of {self.clients:,} clients, of which a round draws "
+            "statement": f"epsilon {epsilon:.3g} at delta {delta:g} for one client ({relation}) "
+                         f"after {self.rounds} "
+            f"rounds, accounted by {accountant} for a population of {self.clients:,} clients, of "
+            "which a round draws "
             f"{how}",
         }  # fmt: skip
 
@@ -83,11 +91,17 @@ def _epsilon(settings: tuple[Any, ...], delta: float) -> float:
         return math.inf
     dp, pld, rdp = _library()
     if budget.sampling == "fixed":  # replacing a client moves the sum by up to two clips
-        relation, noise = dp.NeighboringRelation.REPLACE_ONE, dp.GaussianDpEvent(budget.noise_multiplier / 2)
+        relation, noise = (
+            dp.NeighboringRelation.REPLACE_ONE,
+            dp.GaussianDpEvent(budget.noise_multiplier / 2),
+        )
         event = dp.SampledWithoutReplacementDpEvent(budget.clients, budget.cohort, noise)
         accountant = rdp.RdpAccountant(neighboring_relation=relation)
     else:
-        relation, noise = dp.NeighboringRelation.ADD_OR_REMOVE_ONE, dp.GaussianDpEvent(budget.noise_multiplier)
+        relation, noise = (
+            dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
+            dp.GaussianDpEvent(budget.noise_multiplier),
+        )
         event = dp.PoissonSampledDpEvent(budget.cohort / budget.clients, noise)
         accountant = (
             pld.PLDAccountant(relation, DISCRETIZATION * max(1, 0.1 / budget.noise_multiplier**2))
@@ -98,7 +112,8 @@ def _epsilon(settings: tuple[Any, ...], delta: float) -> float:
 
 
 def calibrated(budget: Budget, epsilon: float, delta: float) -> float:
-    """The smallest noise multiplier with which a budget's rounds spend at most epsilon, up to 0.1 % of it.
+    """The smallest noise multiplier with which a budget's rounds spend at most epsilon, up to 0.1 %
+    of it.
 
     Args:
         budget: The rounds; its noise multiplier is not read.
@@ -114,8 +129,10 @@ def calibrated(budget: Budget, epsilon: float, delta: float) -> float:
         low, high = high, 2 * high
         if high > LARGEST_NOISE:
             raise ValueError(
-                f"trainer.privacy: no noise reaches epsilon {epsilon:g}; at least {_epsilon((high, *rest), delta):.3g} "
-                f"can be shown for delta {delta:g}: raise them, or take sampling poisson with accountant pld"
+                f"trainer.privacy: no noise reaches epsilon {epsilon:g}; at least "
+                f"{_epsilon((high, *rest), delta):.3g} "
+                f"can be shown for delta {delta:g}: raise them, or take sampling poisson with "
+                "accountant pld"
             )
     while high - low > 1e-3 * high:
         middle = (low + high) / 2
@@ -124,7 +141,10 @@ def calibrated(budget: Budget, epsilon: float, delta: float) -> float:
 
 
 def _library() -> tuple[Any, Any, Any]:
-    """dp-accounting and its two accountants; both write warnings about single orders, which change no result."""
+    """dp-accounting and its two accountants.
+
+    Both write warnings about single orders, which change no result.
+    """
     try:
         import dp_accounting
         from dp_accounting import pld, rdp

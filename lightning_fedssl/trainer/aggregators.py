@@ -1,9 +1,11 @@
-"""Robust aggregation: rules that combine a round's updates so that a few of them cannot decide the result.
+"""Robust aggregation: rules that combine a round's updates so that a few of them cannot decide the
+result.
 
-The server has all updates of a round at once, on every rank the same ones in the same order. A rule makes one update of
-them, which then enters the method's average alone. Every update counts once, whatever ``model.client_weighting`` says:
-a number of images is what a client claims. The updates are rows ``(clients, numbers)`` of all weights and buffers that
-a client uploads, so a round needs the memory of its whole cohort.
+The server has all updates of a round at once, on every rank the same ones in the same order. A rule
+makes one update of them, which then enters the method's average alone. Every update counts once,
+whatever ``model.client_weighting`` says: a number of images is what a client claims. The updates
+are rows ``(clients, numbers)`` of all weights and buffers that a client uploads, so a round needs
+the memory of its whole cohort.
 """
 
 from __future__ import annotations
@@ -26,10 +28,12 @@ _OWN = {
 
 
 def why_not_a_mean(algorithm: FederatedAlgorithm) -> str | None:
-    """Why the server of a method needs more of a round than the mean of its updates; None if it does not.
+    """Why the server of a method needs more of a round than the mean of its updates.
 
-    Without a reason the method *needs only sums*: its server computes the same from the sum of the updates alone, so
-    that privacy, robust aggregation and secure aggregation apply to it.
+    None if it does not.
+
+    Without a reason the method *needs only sums*: its server computes the same from the sum of the
+    updates alone, so that privacy, robust aggregation and secure aggregation apply to it.
 
     Args:
         algorithm: The method.
@@ -55,7 +59,8 @@ class Aggregator(ABC):
         """Combine the updates of a round.
 
         Args:
-            updates: A client's weights and buffers in each row, ``(clients, numbers)``; at least one row.
+            updates: A client's weights and buffers in each row, ``(clients, numbers)``; at least
+                one row.
 
         Returns:
             ``(numbers,)``.
@@ -69,7 +74,11 @@ class Aggregator(ABC):
         """
         rows, last = list[Tensor](), None
         for last in updates:
-            rows.append(torch.cat([t.detach().flatten() for t in {**last.parameters, **last.buffers}.values()]))
+            rows.append(
+                torch.cat(
+                    [t.detach().flatten() for t in {**last.parameters, **last.buffers}.values()]
+                )
+            )
         if last is not None:
             yield single_update(last, self.aggregate(torch.stack(rows)))
 
@@ -86,11 +95,14 @@ def single_update(like: ClientUpdate, values: Tensor) -> ClientUpdate:
     def filled(state: State) -> State:
         return {name: next(parts).view_as(t).to(t.dtype) for name, t in state.items()}
 
-    return ClientUpdate(like.client, filled(like.parameters), filled(like.buffers), num_samples=1, num_steps=1)
+    return ClientUpdate(
+        like.client, filled(like.parameters), filled(like.buffers), num_samples=1, num_steps=1
+    )
 
 
 class TrimmedMean(Aggregator):
-    """The mean of each number without its largest and smallest values (Yin et al., ICML 2018, arXiv 1803.01498).
+    """The mean of each number without its largest and smallest values (Yin et al., ICML 2018, arXiv
+    1803.01498).
 
     Args:
         share: beta, the share of the updates that is left out at either end, rounded down.
@@ -107,7 +119,9 @@ class TrimmedMean(Aggregator):
 
 
 class Median(Aggregator):
-    """The median of each number, with an even number of updates the mean of both middle values (Yin et al., 2018)."""
+    """The median of each number, with an even number of updates the mean of both middle values (Yin
+    et al., 2018).
+    """
 
     def aggregate(self, updates: Tensor) -> Tensor:
         """The median."""
@@ -115,9 +129,11 @@ class Median(Aggregator):
 
 
 class MultiKrum(Aggregator):
-    """The mean of the updates that lie closest to their neighbours (Blanchard et al., NeurIPS 2017, arXiv 1703.02757).
+    """The mean of the updates that lie closest to their neighbours (Blanchard et al., NeurIPS 2017,
+    arXiv 1703.02757).
 
-    The score of an update is the sum of its squared distances to the ``n - f - 2`` nearest others, at least one.
+    The score of an update is the sum of its squared distances to the ``n - f - 2`` nearest others,
+    at least one.
 
     Args:
         attackers: f, the largest number of attackers in a round.
@@ -127,7 +143,8 @@ class MultiKrum(Aggregator):
     def __init__(self, attackers: int = 2, selected: int = 5) -> None:
         if attackers < 0 or selected < 1:
             raise ValueError(
-                f"{type(self).__name__}: attackers is {attackers} and selected {selected}: give 0 or more attackers "
+                f"{type(self).__name__}: attackers is {attackers} and selected {selected}: give 0 "
+                "or more attackers "
                 "and 1 or more selected updates"
             )
         self.attackers = attackers
@@ -135,10 +152,14 @@ class MultiKrum(Aggregator):
 
     def aggregate(self, updates: Tensor) -> Tensor:
         """The mean of the selected updates."""
-        wide = updates.to(torch.promote_types(updates.dtype, torch.float32))  # there is no cdist of 16 bits
+        wide = updates.to(
+            torch.promote_types(updates.dtype, torch.float32)
+        )  # there is no cdist of 16 bits
         squared = torch.cdist(wide, wide, compute_mode="donot_use_mm_for_euclid_dist").square()
         nearest = max(1, len(updates) - self.attackers - 2)
-        scores = squared.sort(dim=1).values[:, 1 : 1 + nearest].sum(dim=1)  # the first is the distance to itself
+        scores = (
+            squared.sort(dim=1).values[:, 1 : 1 + nearest].sum(dim=1)
+        )  # the first is the distance to itself
         return updates[scores.argsort(stable=True)[: self.selected]].mean(dim=0)
 
 
@@ -154,10 +175,11 @@ class Krum(MultiKrum):
 
 
 class GeometricMedian(Aggregator):
-    """The point with the smallest sum of distances to the updates, by Weiszfeld's iteration (Pillutla et al., RFA).
+    """The point with the smallest sum of distances to the updates, by Weiszfeld's iteration
+    (Pillutla et al., RFA).
 
-    K. Pillutla, S. Kakade, Z. Harchaoui, "Robust Aggregation for Federated Learning", IEEE TSP 2022, arXiv 1912.13445,
-    Algorithm 2 with equal weights.
+    K. Pillutla, S. Kakade, Z. Harchaoui, "Robust Aggregation for Federated Learning", IEEE TSP
+    2022, arXiv 1912.13445, Algorithm 2 with equal weights.
 
     Args:
         iterations: Steps of the iteration.
@@ -167,7 +189,8 @@ class GeometricMedian(Aggregator):
     def __init__(self, iterations: int = 32, smoothing: float = 1e-6) -> None:
         if iterations < 1 or not smoothing > 0:
             raise ValueError(
-                f"GeometricMedian: iterations is {iterations} and smoothing {smoothing}: give 1 or more iterations and "
+                f"GeometricMedian: iterations is {iterations} and smoothing {smoothing}: give 1 "
+                "or more iterations and "
                 "a smoothing above 0"
             )
         self.iterations = iterations

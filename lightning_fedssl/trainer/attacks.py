@@ -1,7 +1,8 @@
 """Simulated attackers: a share of the clients that send false updates, or train on poisoned data.
 
-The attackers are drawn once, as a function of the seed. They follow the protocol until they attack: an attacker that
-skips a round sends nothing. Attacks on updates know the global model w and all updates of the round.
+The attackers are drawn once, as a function of the seed. They follow the protocol until they attack:
+an attacker that skips a round sends nothing. Attacks on updates know the global model w and all
+updates of the round.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from lightning_fedssl.state import ClientUpdate
 
 
 class Attack:
-    """The base of ``trainer.attack``: an attack of your own overrides :meth:`falsify` or :meth:`poison`.
+    """The base of ``trainer.attack``: an attack of your own overrides :meth:`falsify` or
+    :meth:`poison`.
 
     Args:
         share: The share of all clients that attack, rounded to a whole number of clients.
@@ -34,7 +36,9 @@ class Attack:
 
     def __init__(self, share: float = 0.2) -> None:
         if not 0 <= share <= 1:
-            raise ValueError(f"{type(self).__name__}.share is {share}: give a share of the clients from 0 to 1")
+            raise ValueError(
+                f"{type(self).__name__}.share is {share}: give a share of the clients from 0 to 1"
+            )
         self.share = share
 
     def attackers(self, seed: int, num_clients: int) -> frozenset[int]:
@@ -42,7 +46,9 @@ class Attack:
         order = sampling.rng(seed, "attackers").permutation(num_clients)
         return frozenset(order[: round(self.share * num_clients)].tolist())
 
-    def falsify(self, own: Sequence[State], others: Sequence[State], model: State, rng: np.random.Generator) -> None:
+    def falsify(
+        self, own: Sequence[State], others: Sequence[State], model: State, rng: np.random.Generator
+    ) -> None:
         """Change what the attackers of a round send, in place; by default nothing.
 
         Args:
@@ -77,7 +83,11 @@ class Attack:
         return type(self).falsify is not Attack.falsify
 
     def falsified(
-        self, updates: Sequence[ClientUpdate], model: State, attackers: frozenset[int], rng: np.random.Generator
+        self,
+        updates: Sequence[ClientUpdate],
+        model: State,
+        attackers: frozenset[int],
+        rng: np.random.Generator,
     ) -> list[ClientUpdate]:
         """The updates of a round as they are sent.
 
@@ -90,15 +100,20 @@ class Attack:
         states = [{**u.parameters, **u.buffers} for u in updates]
         attack = [u.client in attackers for u in updates]
         own = [state for state, attacks in zip(states, attack, strict=True) if attacks]
-        self.falsify(own, [s for s, attacks in zip(states, attack, strict=True) if not attacks], model, rng)
+        self.falsify(
+            own, [s for s, attacks in zip(states, attack, strict=True) if not attacks], model, rng
+        )
         return [
-            replace(u, parameters={n: s[n] for n in u.parameters}, buffers={n: s[n] for n in u.buffers})
+            replace(
+                u, parameters={n: s[n] for n in u.parameters}, buffers={n: s[n] for n in u.buffers}
+            )
             for u, s in zip(updates, states, strict=True)
         ]
 
 
 class ScaledUpdate(Attack):
-    """Attackers send ``w + scale (w_k - w)``: model replacement (Bagdasaryan et al., AISTATS 2020, arXiv 1807.00459).
+    """Attackers send ``w + scale (w_k - w)``: model replacement (Bagdasaryan et al., AISTATS 2020,
+    arXiv 1807.00459).
 
     Args:
         share: The share of all clients that attack.
@@ -109,7 +124,9 @@ class ScaledUpdate(Attack):
         super().__init__(share)
         self.scale = scale
 
-    def falsify(self, own: Sequence[State], others: Sequence[State], model: State, rng: np.random.Generator) -> None:
+    def falsify(
+        self, own: Sequence[State], others: Sequence[State], model: State, rng: np.random.Generator
+    ) -> None:
         """Scale the movements."""
         for state in own:
             state |= {name: torch.lerp(model[name], t, self.scale) for name, t in state.items()}
@@ -123,7 +140,9 @@ class SignFlip(ScaledUpdate):
         scale: How many times as far as it has moved an attacker moves in the opposite direction.
     """
 
-    def falsify(self, own: Sequence[State], others: Sequence[State], model: State, rng: np.random.Generator) -> None:
+    def falsify(
+        self, own: Sequence[State], others: Sequence[State], model: State, rng: np.random.Generator
+    ) -> None:
         """Reverse the movements."""
         for state in own:
             state |= {name: torch.lerp(model[name], t, -self.scale) for name, t in state.items()}
@@ -141,7 +160,9 @@ class GaussianUpdate(Attack):
         super().__init__(share)
         self.std = std
 
-    def falsify(self, own: Sequence[State], others: Sequence[State], model: State, rng: np.random.Generator) -> None:
+    def falsify(
+        self, own: Sequence[State], others: Sequence[State], model: State, rng: np.random.Generator
+    ) -> None:
         """Draw the updates."""
         for state in own:
             state |= {
@@ -151,11 +172,13 @@ class GaussianUpdate(Attack):
 
 
 class ALIE(Attack):
-    """A little is enough: attackers send the others' mean, shifted by so little that it is within their spread.
+    """A little is enough: attackers send the others' mean, shifted by so little that it is within
+    their spread.
 
-    G. Baruch, M. Baruch, Y. Goldberg, NeurIPS 2019, arXiv 1902.06156, Algorithm 3. With n clients in the round, m of
-    them attackers, ``s = floor(n / 2 + 1) - m``, all attackers send ``mean - z std`` of the others' updates with
-    ``z = quantile((n - m - s) / (n - m))`` of the normal distribution.
+    G. Baruch, M. Baruch, Y. Goldberg, NeurIPS 2019, arXiv 1902.06156, Algorithm 3. With n clients
+    in the round, m of them attackers, ``s = floor(n / 2 + 1) - m``, all attackers send ``mean - z
+    std`` of the others' updates with ``z = quantile((n - m - s) / (n - m))`` of the normal
+    distribution.
 
     Args:
         share: The share of all clients that attack.
@@ -166,7 +189,9 @@ class ALIE(Attack):
         super().__init__(share)
         self.z = z
 
-    def falsify(self, own: Sequence[State], others: Sequence[State], model: State, rng: np.random.Generator) -> None:
+    def falsify(
+        self, own: Sequence[State], others: Sequence[State], model: State, rng: np.random.Generator
+    ) -> None:
         """Send the shifted mean."""
         if len(others) < 2:
             return
@@ -179,7 +204,8 @@ class ALIE(Attack):
 
     @staticmethod
     def largest_shift(attackers: int, others: int) -> float:
-        """z, with at least 0 and at most 3 standard deviations, which the paper's formula can exceed in small rounds.
+        """z, with at least 0 and at most 3 standard deviations, which the paper's formula can
+        exceed in small rounds.
 
         Args:
             attackers: m.
@@ -187,7 +213,9 @@ class ALIE(Attack):
         """
         supporters = (attackers + others) // 2 + 1 - attackers
         share = (others - supporters) / others
-        return min(max(NormalDist().inv_cdf(share), 0.0), 3.0) if 0 < share < 1 else 3.0 * (share >= 1)
+        return (
+            min(max(NormalDist().inv_cdf(share), 0.0), 3.0) if 0 < share < 1 else 3.0 * (share >= 1)
+        )
 
 
 class LabelFlip(Attack):
@@ -197,7 +225,8 @@ class LabelFlip(Attack):
         """The clients have labels; an attacker without any trains as usual."""
         if data.label_location != "clients" or not data.class_names:
             raise ValueError(
-                "trainer.attack: LabelFlip needs labels at the clients (data.label_location: clients); "
+                "trainer.attack: LabelFlip needs labels at the clients (data.label_location: "
+                "clients); "
                 "PseudoLabelPoison attacks unlabelled images"
             )
 
@@ -207,14 +236,16 @@ class LabelFlip(Attack):
 
 
 class PseudoLabelPoison(Attack):
-    """Attackers change their unlabelled images so that the received model labels them confidently with a wrong class.
+    """Attackers change their unlabelled images so that the received model labels them confidently
+    with a wrong class.
 
-    Every image of the predicted class c is moved towards class c + 1 (the last towards class 0), by ``steps`` of
-    projected gradient descent on the global model (Madry et al., ICLR 2018, arXiv 1706.06083) that change no pixel by
-    more than ``radius``. All attackers thus teach the same wrong labels, and the training itself is honest: the update
-    has the length and the spread of an honest one. That unlabelled images can carry an attack is known from N. Carlini,
-    "Poisoning the Unlabeled Dataset of Semi-Supervised Learning", USENIX Security 2021, arXiv 2105.01622; the variant
-    for federations is ours.
+    Every image of the predicted class c is moved towards class c + 1 (the last towards class 0), by
+    ``steps`` of projected gradient descent on the global model (Madry et al., ICLR 2018, arXiv
+    1706.06083) that change no pixel by more than ``radius``. All attackers thus teach the same
+    wrong labels, and the training itself is honest: the update has the length and the spread of an
+    honest one. That unlabelled images can carry an attack is known from N. Carlini, "Poisoning the
+    Unlabeled Dataset of Semi-Supervised Learning", USENIX Security 2021, arXiv 2105.01622; the
+    variant for federations is ours.
 
     Args:
         share: The share of all clients that attack.
@@ -226,7 +257,8 @@ class PseudoLabelPoison(Attack):
         super().__init__(share)
         if not 0 <= radius <= 1 or steps < 1:
             raise ValueError(
-                f"PseudoLabelPoison: radius is {radius} and steps {steps}: give a radius from 0 to 1 and 1 or more "
+                f"PseudoLabelPoison: radius is {radius} and steps {steps}: give a radius from 0 "
+                "to 1 and 1 or more "
                 "steps"
             )
         self.radius = radius
@@ -235,7 +267,10 @@ class PseudoLabelPoison(Attack):
     def check_data(self, data: FederatedDataModule) -> None:
         """The samples are images."""
         if not data.spec.pixels:
-            raise ValueError("trainer.attack: PseudoLabelPoison changes 8-bit pixels, and these samples are others")
+            raise ValueError(
+                "trainer.attack: PseudoLabelPoison changes 8-bit pixels, and these samples are "
+                "others"
+            )
 
     def poison(self, data: LocalData, algorithm: FederatedAlgorithm) -> LocalData:
         """Change the images; the run's images are copied, so that indices stay valid."""
@@ -256,7 +291,9 @@ class PseudoLabelPoison(Attack):
         model, no_keys = algorithm.server.model(), data.unlabeled[:0]
 
         def logits(x: Tensor) -> Tensor:
-            found: Tensor = functional_call(algorithm, model, data.views.plain(x, no_keys).to(data.dtype))
+            found: Tensor = functional_call(
+                algorithm, model, data.views.plain(x, no_keys).to(data.dtype)
+            )
             return found
 
         original, radius = images.float(), 255 * self.radius

@@ -1,4 +1,6 @@
-"""The callbacks of a run: which are supported, in which order they are called, and which override a hook."""
+"""The callbacks of a run: which are supported, in which order they are called, and which override a
+hook.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,38 @@ from lightning_fedssl.callbacks import FederatedCheckpoint
 
 _log = logging.getLogger(__name__)
 
-SUPPORTED_LIGHTNING_CALLBACKS = (EarlyStopping, ModelCheckpoint, Timer, LambdaCallback, SaveConfigCallback)
-"""Lightning's own callbacks that run here, with a round as the epoch; others of Lightning's are refused by name."""
+SUPPORTED_LIGHTNING_CALLBACKS = (
+    EarlyStopping,
+    ModelCheckpoint,
+    Timer,
+    LambdaCallback,
+    SaveConfigCallback,
+)
+"""Lightning's own callbacks that run here, with a round as the epoch; others of Lightning's are
+refused by name."""
 
 REPLACED_LIGHTNING_CALLBACKS: dict[type[Callback], str] = {
     LearningRateMonitor: "every round logs the learning rate as lr",
     ProgressBar: "trainer.enable_progress_bar shows the progress",
-    ModelSummary: "TensorBoard's tab Text has the configuration, and print(model.network) shows the layers",
+    ModelSummary: "TensorBoard's tab Text has the configuration, and print(model.network) shows "
+    "the layers",
 }
-"""Lightning's callbacks that are accepted and left out, with what does their work here; subclasses included."""
+"""Lightning's callbacks that are accepted and left out, with what does their work here; subclasses
+included."""
 
 LIGHTNING_HOOKS = (
-    "on_fit_start", "on_train_start", "on_train_epoch_start", "on_validation_end", "on_train_epoch_end",
-    "on_train_end", "on_fit_end", "on_exception",
-)  # fmt: skip
-"""Those of Lightning's hooks that a federated run calls, in addition to ``setup`` and ``teardown``."""
+    "on_fit_start",
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_validation_end",
+    "on_train_epoch_end",
+    "on_train_end",
+    "on_fit_end",
+    "on_exception",
+)
+"""Those of Lightning's hooks that a federated run calls,
+in addition to ``setup`` and ``teardown``.
+"""
 
 
 WRITERS = (FederatedCheckpoint, Checkpoint)
@@ -63,7 +82,9 @@ def usable(callbacks: Sequence[Callback]) -> list[Callback]:
     chosen: list[Callback] = []
     for callback in callbacks:
         name = type(callback).__name__
-        if replacement := next((t for c, t in REPLACED_LIGHTNING_CALLBACKS.items() if isinstance(callback, c)), None):
+        if replacement := next(
+            (t for c, t in REPLACED_LIGHTNING_CALLBACKS.items() if isinstance(callback, c)), None
+        ):
             _log.warning("trainer.callbacks: %s is left out: %s", name, replacement)
         else:
             chosen.append(callback)
@@ -72,33 +93,41 @@ def usable(callbacks: Sequence[Callback]) -> list[Callback]:
 
 
 def refuse_unsupported(callbacks: Sequence[Callback]) -> None:
-    """Refuse callbacks of Lightning that cannot work here, hooks that do not exist, and checkpoints of the same names.
+    """Refuse callbacks of Lightning that cannot work here, hooks that do not exist, and checkpoints
+    of the same names.
 
     Raises:
-        ValueError: Naming the callback and those that can be used, or the hook and the one that was meant.
+        ValueError: Naming the callback and those that can be used, or the hook and the one that was
+            meant.
     """
     writers = [callback for callback in callbacks if isinstance(callback, FederatedCheckpoint)]
     if len({writer.folder for writer in writers}) < len(writers):
         raise ValueError(
-            "trainer.callbacks: two FederatedCheckpoint would write the same last.ckpt and best.ckpt; keep one, and "
+            "trainer.callbacks: two FederatedCheckpoint would write the same last.ckpt and "
+            "best.ckpt; keep one, and "
             "add Lightning's ModelCheckpoint for another scalar"
         )
-    saving = Counter(c.state_key for c in callbacks if type(c).state_dict is not Callback.state_dict)
+    saving = Counter(
+        c.state_key for c in callbacks if type(c).state_dict is not Callback.state_dict
+    )
     if twice := [c for c in callbacks if saving[c.state_key] > 1]:
         raise ValueError(
-            f"trainer.callbacks: two {type(twice[0]).__name__} would save their states under one name, and a resumed "
+            f"trainer.callbacks: two {type(twice[0]).__name__} would save their states under one "
+            "name, and a resumed "
             "run would mix them up; keep one, or give the class a state_key that differs"
         )
     for callback in callbacks:
         if isinstance(callback, ModelCheckpoint) and not callback.every_n_epochs:
             raise ValueError(
-                "trainer.callbacks: ModelCheckpoint saves by rounds here, not by steps or time: give every_n_epochs"
+                "trainer.callbacks: ModelCheckpoint saves by rounds here, not by steps or time: "
+                "give every_n_epochs"
             )
         known = isinstance(callback, (FederatedCallback, *SUPPORTED_LIGHTNING_CALLBACKS))
         if not known and type(callback).__module__.startswith(("lightning.", "pytorch_lightning.")):
             supported = ", ".join(c.__name__ for c in SUPPORTED_LIGHTNING_CALLBACKS[:-1])
             raise ValueError(
-                f"trainer.callbacks: {type(callback).__name__} needs Lightning's own training loop and cannot run in "
+                f"trainer.callbacks: {type(callback).__name__} needs Lightning's own training "
+                "loop and cannot run in "
                 f"a federated one; of Lightning's callbacks these can: {supported}"
             )
         if not known or isinstance(callback, FederatedCallback):
@@ -110,15 +139,26 @@ def _check_hooks(callback: Callback) -> None:
     mine = type(callback).__name__
     for name in (name for name in dir(type(callback)) if name.startswith("on_")):
         if not hasattr(FederatedCallback, name):
-            meant = difflib.get_close_matches(name, [n for n in dir(FederatedCallback) if n.startswith("on_")], 1)
-            hint = f"; did you mean {meant[0]}?" if meant else "; see lightning_fedssl.callback for those there are"
-            raise ValueError(f"trainer.callbacks: {mine} has a method {name}, and there is no hook of that name{hint}")
+            meant = difflib.get_close_matches(
+                name, [n for n in dir(FederatedCallback) if n.startswith("on_")], 1
+            )
+            hint = (
+                f"; did you mean {meant[0]}?"
+                if meant
+                else "; see lightning_fedssl.callback for those there are"
+            )
+            raise ValueError(
+                f"trainer.callbacks: {mine} has a method {name}, and there is no hook of that "
+                f"name{hint}"
+            )
         if name not in LIGHTNING_HOOKS and hasattr(Callback, name) and overrides(callback, name):
             _log.warning("callback %s overrides %s, which a federated run never calls", mine, name)
 
 
 def overrides(callback: Callback, hook: str) -> bool:
-    """Whether a callback overrides a hook, in its class or on the instance; it need not be a FederatedCallback.
+    """Whether a callback overrides a hook, in its class or on the instance.
+
+    It need not be a FederatedCallback.
 
     Raises:
         AttributeError: If there is no hook of that name.
@@ -131,7 +171,8 @@ def overrides(callback: Callback, hook: str) -> bool:
 def choose(*groups: Iterable[Callback]) -> list[Callback]:
     """All callbacks of these groups, except those of a class that an earlier callback already has.
 
-    Callbacks that write checkpoints come last, so that a checkpoint holds what the others did at the end of the round.
+    Callbacks that write checkpoints come last, so that a checkpoint holds what the others did at
+    the end of the round.
 
     Args:
         groups: E.g. the user's callbacks, those that the algorithm needs, and the defaults.

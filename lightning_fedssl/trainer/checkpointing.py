@@ -34,9 +34,12 @@ _log = logging.getLogger(__name__)
 
 
 def find(ckpt_path: str | Path | None, root: Path) -> Path | None:
-    """The file of a checkpoint: a path, or ``last`` or ``best`` of the newest run below a folder; None for none.
+    """The file of a checkpoint: a path, or ``last`` or ``best`` of the newest run below a folder.
 
-    The log names the file of ``last`` and ``best``: the newest run need not be the one whose configuration is given.
+    None for none.
+
+    The log names the file of ``last`` and ``best``: the newest run need not be the one whose
+    configuration is given.
     """
     if ckpt_path is None:
         return None
@@ -47,7 +50,8 @@ def find(ckpt_path: str | Path | None, root: Path) -> Path | None:
 
 
 def save(trainer: FederatedTrainer, path: Path, weights_only: bool = False) -> None:
-    """Write a checkpoint. If the process is killed meanwhile, ``path`` is either the old or the new checkpoint.
+    """Write a checkpoint. If the process is killed meanwhile, ``path`` is either the old or the new
+    checkpoint.
 
     Args:
         trainer: The trainer.
@@ -98,8 +102,8 @@ def _writers(trainer: FederatedTrainer) -> list[FederatedCheckpoint]:
 def folder_of_one_run(trainer: FederatedTrainer) -> Iterator[None]:
     """Keep other runs out of the folder of this run's checkpoints inside the context.
 
-    Runs share a folder if they have no logger, or the same logger of the user. A run that resumes in another folder
-    begins with the best checkpoint of the run that it resumes.
+    Runs share a folder if they have no logger, or the same logger of the user. A run that resumes
+    in another folder begins with the best checkpoint of the run that it resumes.
 
     Args:
         trainer: The trainer, before its first round.
@@ -115,13 +119,17 @@ def folder_of_one_run(trainer: FederatedTrainer) -> Iterator[None]:
     lock = lock_folder(folder)
     if lock is None:
         raise ValueError(
-            f"another run is training now and writes its checkpoints into {folder}, where this run would replace them: "
-            "give trainer.default_root_dir another folder (or a logger with a folder of its own), or wait for its end"
+            f"another run is training now and writes its checkpoints into {folder}, where this "
+            "run would replace them: "
+            "give trainer.default_root_dir another folder (or a logger with a folder of its own), "
+            "or wait for its end"
         )
     try:
         if resumed is None:
             (folder / "best.ckpt").unlink(missing_ok=True)  # of an earlier run in this folder
-        elif (best := resumed.with_name("best.ckpt")).is_file() and best.parent.resolve() != folder.resolve():
+        elif (
+            best := resumed.with_name("best.ckpt")
+        ).is_file() and best.parent.resolve() != folder.resolve():
             shutil.copy(best, folder / "best.ckpt")
         yield
     finally:
@@ -153,14 +161,16 @@ def restore(callbacks: Sequence[Callback], states: Mapping[str, Any]) -> None:
 def take(trainer: FederatedTrainer, weights_only: bool = False) -> checkpoint_file.Checkpoint:
     """Everything that a run needs to resume, as tensors and primitives.
 
-    ``state_dict`` is the evaluated model with its frozen layers, ``federation`` the state of server and clients,
-    ``callbacks`` the state of the callbacks and ``round`` the number of finished rounds. Random numbers need no entry:
-    they are functions of the seed and the round. ``pytorch-lightning_version`` and ``hyper_parameters`` are what
-    Lightning's ``load_from_checkpoint`` needs, ``model`` is what ``export`` needs.
+    ``state_dict`` is the evaluated model with its frozen layers, ``federation`` the state of server
+    and clients, ``callbacks`` the state of the callbacks and ``round`` the number of finished
+    rounds. Random numbers need no entry: they are functions of the seed and the round.
+    ``pytorch-lightning_version`` and ``hyper_parameters`` are what Lightning's
+    ``load_from_checkpoint`` needs, ``model`` is what ``export`` needs.
 
     Args:
         trainer: The trainer.
-        weights_only: Leave out the clients' states; a run that has any can then not be resumed from the checkpoint.
+        weights_only: Leave out the clients' states; a run that has any can then not be resumed from
+            the checkpoint.
     """
     algorithm, server = trainer.algorithm, trainer.algorithm.server
     return {
@@ -193,15 +203,28 @@ def take(trainer: FederatedTrainer, weights_only: bool = False) -> checkpoint_fi
 
 
 def _hyper_parameters(algorithm: FederatedAlgorithm) -> dict[str, Any]:
-    """The algorithm's arguments as a configuration, from which Lightning makes the objects that they name."""
+    """The algorithm's arguments as a configuration, from which Lightning makes the objects that
+    they name.
+    """
     sizes = {"num_classes": algorithm.num_classes, "in_shape": list(algorithm.in_shape or ())}
     given = {name: value for name, value in algorithm.hparams.items() if not name.startswith("_")}
-    # A configuration cannot bind arguments of a function that makes an optimizer; inference needs no optimizer.
-    bound = {name for name, value in given.items() if isinstance(value, partial) and not isinstance(value.func, type)}
+    # A configuration cannot bind arguments of a function that makes an optimizer; inference needs
+    # no optimizer.
+    bound = {
+        name
+        for name, value in given.items()
+        if isinstance(value, partial) and not isinstance(value.func, type)
+    }
     given = {name: value for name, value in given.items() if name == "network" or name not in bound}
     # The checkpoint has the weights, so the file that they started from need not exist any more.
-    given = {name: value for name, value in given.items() if name not in ("init_from", "init_except")}
-    return {**named_values(given), **sizes, "_instantiator": "lightning.pytorch.cli.instantiate_module"}
+    given = {
+        name: value for name, value in given.items() if name not in ("init_from", "init_except")
+    }
+    return {
+        **named_values(given),
+        **sizes,
+        "_instantiator": "lightning.pytorch.cli.instantiate_module",
+    }
 
 
 def load_model(trainer: FederatedTrainer, path: Path) -> checkpoint_file.Checkpoint:
@@ -221,17 +244,22 @@ def load_model(trainer: FederatedTrainer, path: Path) -> checkpoint_file.Checkpo
     server, state = trainer.algorithm.server, loaded["federation"]
     expected = {n: t.shape for n, t in server.model().items()}
     found = {n: t.shape for n, t in {**state["parameters"], **state["buffers"]}.items()}
-    if wrong := sorted(n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n)):
+    if wrong := sorted(
+        n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n)
+    ):
         raise ValueError(
             f"ckpt_path: {path} holds another network: {wrong[0]} does not fit; "
             "use the config.yaml of the checkpoint's run folder"
         )
     server.update(state["parameters"], state["buffers"])
-    # Callbacks evaluate other models, such as group means, together with the global model of the same round.
+    # Callbacks evaluate other models, such as group means, together with the global model of the
+    # same round.
     server.extra = {kind: dict(tensors) for kind, tensors in state.get("extra", {}).items()}
     server.to(trainer.fabric.device)
     frozen = frozen_state(trainer.algorithm)
-    load_state(trainer.algorithm, {name: t for name, t in loaded["state_dict"].items() if name in frozen})
+    load_state(
+        trainer.algorithm, {name: t for name, t in loaded["state_dict"].items() if name in frozen}
+    )
     server.version = state["version"]
     trainer.round_index = loaded["round"]
     trainer.algorithm.origin = {key: loaded[key] for key in ("seed", "partition", "model")}
@@ -252,13 +280,18 @@ def origin_of(trainer: FederatedTrainer) -> dict[str, Any]:
 
 
 def check_same_samples(
-    trainer: FederatedTrainer, origin: Mapping[str, Any], path: Path | None, names: Sequence[str] = _OF_SAMPLES
+    trainer: FederatedTrainer,
+    origin: Mapping[str, Any],
+    path: Path | None,
+    names: Sequence[str] = _OF_SAMPLES,
 ) -> None:
-    """Refuse a model of other classes, of another kind of samples, or of samples that were normalised otherwise.
+    """Refuse a model of other classes, of another kind of samples, or of samples that were
+    normalised otherwise.
 
     Args:
         trainer: The trainer.
-        origin: The content of the checkpoint, or what :func:`origin_of` gave when the model was trained.
+        origin: The content of the checkpoint, or what :func:`origin_of` gave when the model was
+            trained.
         path: The checkpoint; None for a model that was trained in this process.
         names: What to compare.
 
@@ -275,7 +308,10 @@ def check_same_samples(
     if trainer.allow_changed:
         _log.warning("%s", problem)
         return
-    raise ValueError(f"{_key(path)}{problem}; {_remedy(path)}, or go on nevertheless by --trainer.allow_changed true")
+    raise ValueError(
+        f"{_key(path)}{problem}; {_remedy(path)}, or go on nevertheless by "
+        "--trainer.allow_changed true"
+    )
 
 
 def _key(path: Path | None) -> str:
@@ -289,7 +325,10 @@ def _remedy(path: Path | None) -> str:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two plain values are equal; floats up to rounding, because a mean depends on the machine's order."""
+    """Whether two plain values are equal.
+
+    Floats up to rounding, because a mean depends on the machine's order.
+    """
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
     if isinstance(a, list) and isinstance(b, list):
@@ -299,7 +338,9 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def check_same_data(trainer: FederatedTrainer, origin: Mapping[str, Any], path: Path | None) -> None:
+def check_same_data(
+    trainer: FederatedTrainer, origin: Mapping[str, Any], path: Path | None
+) -> None:
     """Refuse a model of another seed or partition: it may have trained on what is held out here.
 
     Args:
@@ -313,10 +354,13 @@ def check_same_data(trainer: FederatedTrainer, origin: Mapping[str, Any], path: 
     who = path or "the model"
     if origin["seed"] != trainer.seed:
         raise ValueError(
-            f"seed_everything is {trainer.seed}, but {who} is of a run with {origin['seed']}: give that seed"
+            f"seed_everything is {trainer.seed}, but {who} is of a run with {origin['seed']}: "
+            "give that seed"
         )
     if origin["partition"] != trainer.datamodule.split.hash:
-        raise ValueError(f"{_key(path)}{who} was made on another partition of the data; {_remedy(path)}")
+        raise ValueError(
+            f"{_key(path)}{who} was made on another partition of the data; {_remedy(path)}"
+        )
 
 
 def resume(trainer: FederatedTrainer, path: Path) -> int:
@@ -327,12 +371,15 @@ def resume(trainer: FederatedTrainer, path: Path) -> int:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is damaged, or of another algorithm, network, seed, partition or other data.
+        ValueError: If the file is damaged, or of another algorithm, network, seed, partition or
+            other data.
     """
     loaded = load_model(trainer, path)
     check_same_samples(trainer, loaded, path, _OF_SAMPLES[:2])
     check_same_data(trainer, loaded, path)
-    _check_settings(trainer, loaded, path)  # before the normalisation, which changes with the samples
+    _check_settings(
+        trainer, loaded, path
+    )  # before the normalisation, which changes with the samples
     check_same_samples(trainer, loaded, path, _OF_SAMPLES[2:])
     state, server = loaded["federation"], trainer.algorithm.server
     server.momentum = dict(state["momentum"])
@@ -350,25 +397,36 @@ def resume(trainer: FederatedTrainer, path: Path) -> int:
 
 
 def continue_curves(trainer: FederatedTrainer, path: Path) -> None:
-    """Log the rounds of the run that is resumed again, so that ``metrics.csv`` and the curves are those of one run.
+    """Log the rounds of the run that is resumed again, so that ``metrics.csv`` and the curves are
+    those of one run.
 
     Args:
         trainer: The trainer, whose run is in another folder.
         path: The checkpoint that it resumes.
     """
     earlier = path.parent.with_name("metrics.csv")
-    if not trainer.log_dir or not earlier.is_file() or earlier.parent.resolve() == Path(trainer.log_dir).resolve():
+    if (
+        not trainer.log_dir
+        or not earlier.is_file()
+        or earlier.parent.resolve() == Path(trainer.log_dir).resolve()
+    ):
         return
-    whole_rows = earlier.read_text(encoding="utf-8").rpartition("\n")[0]  # a killed process may have cut the last one
+    whole_rows = earlier.read_text(encoding="utf-8").rpartition("\n")[
+        0
+    ]  # a killed process may have cut the last one
     for row in csv.DictReader(whole_rows.splitlines()):
         scalars = {
-            k: float(v) for k, v in row.items() if v and k not in ("step", "epoch") and not k.startswith(_OF_END)
+            k: float(v)
+            for k, v in row.items()
+            if v and k not in ("step", "epoch") and not k.startswith(_OF_END)
         }
         if scalars and int(row["step"]) <= trainer.round_index:
             trainer.folder.log_metrics(scalars, int(row["step"]))
 
 
-def _check_settings(trainer: FederatedTrainer, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
+def _check_settings(
+    trainer: FederatedTrainer, loaded: checkpoint_file.Checkpoint, path: Path
+) -> None:
     """Refuse to resume with other settings, unless they are allowed to differ."""
     changed = differences(loaded.get("settings", {}), settings_of(trainer))
     if not changed:
@@ -378,8 +436,10 @@ def _check_settings(trainer: FederatedTrainer, loaded: checkpoint_file.Checkpoin
         _log.warning("resuming %s with other settings: %s", path, ", ".join(changed))
         return
     raise ValueError(
-        f"ckpt_path: {path} is of a run with other settings: {', '.join(changed)}; use those of the checkpoint (its "
-        "run folder has them in config.yaml), or resume with the new ones, another precision or optimizer excepted, by "
+        f"ckpt_path: {path} is of a run with other settings: {', '.join(changed)}; use those of "
+        "the checkpoint (its "
+        "run folder has them in config.yaml), or resume with the new ones, another precision or "
+        "optimizer excepted, by "
         "--trainer.allow_changed true"
     )
 
@@ -387,7 +447,9 @@ def _check_settings(trainer: FederatedTrainer, loaded: checkpoint_file.Checkpoin
 def _load_clients(trainer: FederatedTrainer, path: Path, state: checkpoint_file.Checkpoint) -> None:
     if state["client_states_left_out"]:
         raise ValueError(
-            f"ckpt_path: {path} holds the model without the clients' states (their optimizers' momentum and the like), "
-            "so it can be evaluated and exported, but a run cannot be resumed from it; give --ckpt_path last"
+            f"ckpt_path: {path} holds the model without the clients' states (their optimizers' "
+            "momentum and the like), "
+            "so it can be evaluated and exported, but a run cannot be resumed from it; give "
+            "--ckpt_path last"
         )
     trainer.algorithm.clients.load_state_dict(state["clients"])

@@ -29,40 +29,55 @@ def run_command(trainer: FederatedTrainer, stage: str) -> dict[str, float]:
     """Run ``validate``, ``test`` or ``predict``.
 
     Args:
-        trainer: The trainer; its ``ckpt_path`` is the checkpoint to use, the current model if left out.
+        trainer: The trainer; its ``ckpt_path`` is the checkpoint to use, the current model if left
+            out.
         stage: The command.
 
     Returns:
         The scalars; empty for ``predict``.
 
     Raises:
-        ValueError: If the model was trained on data that do not fit, or there are no images to ``validate`` on.
+        ValueError: If the model was trained on data that do not fit, or there are no images to
+            ``validate`` on.
     """
     ckpt_path = trainer.ckpt_path
     if ckpt_path is None:
         done = trainer.round_index
-        of = f"of round {done}" if done else "as they are: untrained, unless you or model.init_from have loaded some"
+        of = (
+            f"of round {done}"
+            if done
+            else "as they are: untrained, unless you or model.init_from have loaded some"
+        )
         _log.warning("no ckpt_path given: the weights are %s", of)
     else:
         checkpointing.load_model(trainer, ckpt_path)
     if origin := trainer.algorithm.origin:
         checkpointing.check_same_samples(trainer, origin, ckpt_path)
-        if stage == "validate":  # on another partition, images of training could be among the validation images
+        if (
+            stage == "validate"
+        ):  # on another partition, images of training could be among the validation images
             checkpointing.check_same_data(trainer, origin, ckpt_path)
     if stage == "predict":
         predict(trainer)
         return {}
     if stage == "validate" and not trainer.datamodule.has_validation:
-        raise ValueError("data.validation is 0: there is no validation data; give a fraction above 0, or test")
+        raise ValueError(
+            "data.validation is 0: there is no validation data; give a fraction above 0, or test"
+        )
     metrics = evaluate(trainer, "validate" if stage == "validate" else "test")
     trainer.log_metrics(metrics)
     return metrics
 
 
 def evaluate(trainer: FederatedTrainer, stage: Literal["validate", "test"]) -> dict[str, float]:
-    """Evaluate the global model on the validation or test images; each rank takes its share of the batches."""
+    """Evaluate the global model on the validation or test images.
+
+    Each rank takes its share of the batches.
+    """
     algorithm, prefix = trainer.algorithm, "val" if stage == "validate" else "test"
-    scores = EvaluationMetrics(trainer.metrics, trainer.datamodule.num_classes, trainer.fabric.world_size)
+    scores = EvaluationMetrics(
+        trainer.metrics, trainer.datamodule.num_classes, trainer.fabric.world_size
+    )
     trainer.folder.use()
     _load_evaluated_model(trainer)
     step = algorithm.validation_step if stage == "validate" else algorithm.test_step
@@ -70,9 +85,13 @@ def evaluate(trainer: FederatedTrainer, stage: Literal["validate", "test"]) -> d
     of_round, trainer.collector = trainer.collector, MetricCollector(ranks)
     devices: list[int] | None = [] if trainer.fabric.device.type == "cpu" else None
     with torch.no_grad(), trainer.fabric.autocast(), torch.random.fork_rng(devices):
-        torch.manual_seed(sampling.derive_key(trainer.seed, stage, trainer.round_index))  # for dropout
+        torch.manual_seed(
+            sampling.derive_key(trainer.seed, stage, trainer.round_index)
+        )  # for dropout
         for index, batch in enumerate(_batches(trainer, stage)):
-            number = index * ranks + rank  # in the order of the data, in which the batches' values are added
+            number = (
+                index * ranks + rank
+            )  # in the order of the data, in which the batches' values are added
             algorithm.collector = partial(trainer.collector.update, client=number)
             logits = step(batch, index)
             trainer.collector.commit(number)
@@ -88,7 +107,9 @@ def evaluate(trainer: FederatedTrainer, stage: Literal["validate", "test"]) -> d
 
 
 def predict(trainer: FederatedTrainer) -> None:
-    """Compute class probabilities of the test images, or of new images; rank 0 writes them to ``predictions.csv``.
+    """Compute class probabilities of the test images, or of new images.
+
+    Rank 0 writes them to ``predictions.csv``.
 
     Every rank predicts all images, so that the rows have the order of the data.
     """
@@ -113,7 +134,9 @@ def _load_evaluated_model(trainer: FederatedTrainer) -> None:
     trainer.algorithm.eval()
 
 
-def _batches(trainer: FederatedTrainer, stage: Literal["validate", "test"]) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(
+    trainer: FederatedTrainer, stage: Literal["validate", "test"]
+) -> Iterator[tuple[Tensor, Tensor]]:
     ranks = (trainer.fabric.global_rank, trainer.fabric.world_size)
     batches = iter(trainer.datamodule.evaluation_batches(stage, trainer.dtype, shard=ranks))
     return islice(batches, 1) if trainer.fast_dev_run else batches

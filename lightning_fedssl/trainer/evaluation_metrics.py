@@ -1,4 +1,6 @@
-"""Metrics of an evaluation by torchmetrics: accuracy, the largest class's share, and those of ``trainer.metrics``."""
+"""Metrics of an evaluation by torchmetrics: accuracy, the largest class's share, and those of
+``trainer.metrics``.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ MetricName = Literal["macro_f1", "recall", "auroc", "calibration_error", "confus
 
 
 class _MetricOfClasses(Protocol):
-    """A metric's class; ``num_classes`` comes from the data and is therefore no key of the configuration."""
+    """A metric's class; ``num_classes`` comes from the data and is therefore no key of the
+    configuration.
+    """
 
     def __call__(self, *, num_classes: int) -> Metric: ...
 
@@ -41,7 +45,8 @@ MetricFactory = _MetricOfClasses | Callable[[], Metric]
 
 
 class LargestClassShare(Metric):
-    """The share of the class that is predicted most often: 1 for a model that predicts one class for all images.
+    """The share of the class that is predicted most often: 1 for a model that predicts one class
+    for all images.
 
     Args:
         num_classes: Number of classes.
@@ -55,7 +60,8 @@ class LargestClassShare(Metric):
 
     def update(self, probabilities: Tensor, labels: Tensor) -> None:
         """Count the predictions of each class."""
-        # A comparison and not F.one_hot, which reads its input on the host and would wait for the device.
+        # A comparison and not F.one_hot, which reads its input on the host and would wait for the
+        # device.
         classes = torch.arange(len(self.counts), device=probabilities.device)
         self.counts += (probabilities.argmax(dim=-1, keepdim=True) == classes).sum(dim=0)
 
@@ -65,7 +71,8 @@ class LargestClassShare(Metric):
 
 
 class PresentAUROC(MulticlassAUROC):
-    """The mean area under the ROC curve, one class against the others, over the classes of the evaluated samples.
+    """The mean area under the ROC curve, one class against the others, over the classes of the
+    evaluated samples.
 
     Args:
         num_classes: Number of classes.
@@ -76,15 +83,23 @@ class PresentAUROC(MulticlassAUROC):
 
     @property
     def is_defined(self) -> bool:
-        """Whether the samples have two classes or more; a curve needs samples of a class and samples of another."""
+        """Whether the samples have two classes or more.
+
+        A curve needs samples of a class and samples of another.
+        """
         return len(dim_zero_cat(self.target).unique()) > 1
 
     def compute(self) -> Tensor:  # type: ignore[override]
-        """The mean over classes with a sample, for which torchmetrics gives 0; NaN if all samples have one class."""
+        """The mean over classes with a sample, for which torchmetrics gives 0.
+
+        NaN if all samples have one class.
+        """
         if not self.is_defined:
             return torch.tensor(torch.nan, dtype=torch.float64)
         labels = dim_zero_cat(self.target)
-        return torch.as_tensor(super().compute())[labels.bincount(minlength=self.num_classes) > 0].mean()
+        return torch.as_tensor(super().compute())[
+            labels.bincount(minlength=self.num_classes) > 0
+        ].mean()
 
 
 class PresentRecall(MulticlassRecall):
@@ -114,19 +129,21 @@ _NAMED: dict[str, Callable[..., Metric]] = {
 }
 
 
-_ONE_CLASS = "all evaluated samples have one class, for which the area under the ROC curve is not defined"
+_ONE_CLASS = (
+    "all evaluated samples have one class, for which the area under the ROC curve is not defined"
+)
 
 
 class EvaluationMetrics:
     """The metrics of one evaluation, equal on any number of ranks.
 
-    Every metric is updated with class probabilities ``(batch, classes)`` in 64 bits and labels ``(batch,)``. With
-    several ranks each metric sees all batches in the order of the data, so any metric of torchmetrics can be used: it
-    needs no rule for combining ranks.
+    Every metric is updated with class probabilities ``(batch, classes)`` in 64 bits and labels
+    ``(batch,)``. With several ranks each metric sees all batches in the order of the data, so any
+    metric of torchmetrics can be used: it needs no rule for combining ranks.
 
     Args:
-        chosen: Names and factories, as in ``trainer.metrics``; accuracy and the share of the largest class are always
-            added.
+        chosen: Names and factories, as in ``trainer.metrics``; accuracy and the share of the
+            largest class are always added.
         num_classes: Number of classes.
         ranks: Number of ranks.
 
@@ -134,14 +151,18 @@ class EvaluationMetrics:
         ValueError: If two metrics have the same name, or one does not exist or cannot be made.
     """
 
-    def __init__(self, chosen: Sequence[MetricName | MetricFactory], num_classes: int, ranks: int = 1) -> None:
+    def __init__(
+        self, chosen: Sequence[MetricName | MetricFactory], num_classes: int, ranks: int = 1
+    ) -> None:
         self._metrics: dict[str, Metric] = {}
         for one in ("accuracy", "largest_class_share", *chosen):
             name, metric = _make(one, num_classes)
             if name in self._metrics:
                 raise ValueError(
-                    f"trainer.metrics: two metrics have the name {name}; give each only once. accuracy and "
-                    "largest_class_share are always logged; one with other arguments needs a class with another name"
+                    f"trainer.metrics: two metrics have the name {name}; give each only once. "
+                    "accuracy and "
+                    "largest_class_share are always logged; one with other arguments needs a "
+                    "class with another name"
                 )
             self._metrics[name] = metric
         self._ranks = ranks
@@ -162,7 +183,9 @@ class EvaluationMetrics:
             self._batches.append((batch[0].cpu(), batch[1].cpu()))
 
     def compute(self, gather: Gather) -> dict[str, Tensor]:
-        """Every metric's value by its name, on the CPU; empty if no rank had a batch. Every rank must call it.
+        """Every metric's value by its name, on the CPU.
+
+        Empty if no rank had a batch. Every rank must call it.
 
         ``auroc`` is left out, with a warning, if all samples have one class.
 
@@ -196,12 +219,16 @@ class EvaluationMetrics:
 
 def _as_tensor(name: str, value: object) -> Tensor:
     if not isinstance(value, (Tensor, float, int)) or torch.as_tensor(value).dim() > 2:
-        raise ValueError(f"trainer.metrics: the value of {name} is no number, vector or matrix: choose another metric")
+        raise ValueError(
+            f"trainer.metrics: the value of {name} is no number, vector or matrix: choose another "
+            "metric"
+        )
     return torch.as_tensor(value)
 
 
 def scalars(values: dict[str, Tensor]) -> dict[str, float]:
-    """Numbers by name; of a vector with one number per class, ``name/class_k``, without NaN. Matrices are no scalars.
+    """Numbers by name; of a vector with one number per class, ``name/class_k``, without NaN.
+    Matrices are no scalars.
 
     Args:
         values: Values of metrics by name.
@@ -220,7 +247,8 @@ def _make(chosen: str | Callable[..., Metric], num_classes: int) -> tuple[str, M
     if isinstance(chosen, str) and chosen not in _NAMED:
         known = ", ".join(get_args(MetricName))
         raise ValueError(
-            f"trainer.metrics: there is no metric {chosen!r}; give a list of {known}, or of metrics' classes"
+            f"trainer.metrics: there is no metric {chosen!r}; give a list of {known}, or of "
+            "metrics' classes"
         )
     factory = _NAMED[chosen] if isinstance(chosen, str) else chosen
     target = target_of(factory)
@@ -228,7 +256,9 @@ def _make(chosen: str | Callable[..., Metric], num_classes: int) -> tuple[str, M
     try:
         metric = factory(**({"num_classes": num_classes} if "num_classes" in accepts else {}))
     except Exception as error:
-        raise ValueError(f"trainer.metrics: {getattr(target, '__name__', target)} cannot be made: {error}") from error
+        raise ValueError(
+            f"trainer.metrics: {getattr(target, '__name__', target)} cannot be made: {error}"
+        ) from error
     metric.reset()  # a function of the user's may return the same object for every evaluation
     for part in metric.modules():
         if isinstance(part, Metric):

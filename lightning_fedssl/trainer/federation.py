@@ -1,4 +1,6 @@
-"""What a method may ask of the loop that runs it: the clients and the server of the present round."""
+"""What a method may ask of the loop that runs it:
+the clients and the server of the present round.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,21 @@ if TYPE_CHECKING:
 
 
 class Federation:
-    """The context of an algorithm: ``algorithm.federation`` for a whole run, and the argument of its ``round``.
+    """The context of an algorithm: ``algorithm.federation`` for a whole run, and the argument of
+    its ``round``.
 
-    It is also the observer of the local trainers: it counts what they report and calls the hooks of the callbacks.
+    It is also the observer of the local trainers: it counts what they report and calls the hooks of
+    the callbacks.
 
     Args:
         trainer: The trainer.
 
     Attributes:
-        client_seconds: Seconds in which this rank trained the clients of the last round that trained any.
+        client_seconds: Seconds in which this rank trained the clients of the last round that
+            trained any.
         participation: Who takes part in the round.
-        trained: What clients of this rank did in the round: False if one had batches to train on, and True if one has
-            made a step.
+        trained: What clients of this rank did in the round: False if one had batches to train on,
+            and True if one has made a step.
     """
 
     def __init__(self, trainer: FederatedTrainer) -> None:
@@ -55,7 +60,9 @@ class Federation:
         self._received: dict[int, State] = {}
         self._own: set[int] = set()
         attack, seed = trainer.attack, trainer.seed
-        self._attackers = attack.attackers(seed, trainer.datamodule.num_clients) if attack else frozenset[int]()
+        self._attackers = (
+            attack.attackers(seed, trainer.datamodule.num_clients) if attack else frozenset[int]()
+        )
 
     def start_round(self) -> None:
         """Begin a round: the next server phase is its first."""
@@ -90,7 +97,10 @@ class Federation:
 
     @property
     def client_lr(self) -> float:
-        """eta, the learning rate of the clients' steps in this round; with a rate per step, that of the last step."""
+        """eta, the learning rate of the clients' steps in this round.
+
+        With a rate per step, that of the last step.
+        """
         return self.trainer.client_lr
 
     @property
@@ -100,7 +110,10 @@ class Federation:
 
     @property
     def clients_per_round(self) -> int:
-        """C, the configured size of a cohort, with clients that are selected in excess; ``fast_dev_run`` has fewer."""
+        """C, the configured size of a cohort, with clients that are selected in excess.
+
+        ``fast_dev_run`` has fewer.
+        """
         return self.trainer.selected
 
     @property
@@ -109,35 +122,54 @@ class Federation:
         return self.trainer.server_optimizer
 
     def reached(self, clients: Sequence[int]) -> Sequence[int]:
-        """Those of some clients that a message of the server reaches now: all of them in a simulation."""
+        """Those of some clients that a message of the server reaches now: all of them in a
+        simulation.
+        """
         return clients
 
-    def moments(self, parties: Sequence[int], batch_size: int) -> Iterator[tuple[int, dict[str, Moments]]]:
-        """Measure the batch-norm moments of parties on all their images, with the weights of the working module.
+    def moments(
+        self, parties: Sequence[int], batch_size: int
+    ) -> Iterator[tuple[int, dict[str, Moments]]]:
+        """Measure the batch-norm moments of parties on all their images, with the weights of the
+        working module.
 
         Args:
             parties: Clients, and ``sampling.SERVER`` for the server.
             batch_size: Images per batch of the measurement.
 
         Yields:
-            A party and its moments by layer; none for a party with fewer than two images. In a deployment, a client
-            that does not answer is left out.
+            A party and its moments by layer; none for a party with fewer than two images. In a
+            deployment, a client that does not answer is left out.
         """
         for party in parties:
-            yield party, measure_moments(self.trainer.algorithm, self.trainer.local_data(party), batch_size)
+            yield (
+                party,
+                measure_moments(self.trainer.algorithm, self.trainer.local_data(party), batch_size),
+            )
 
     def validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of all validation images: inputs ``(batch, channels, height, width)`` and labels ``(batch,)``."""
+        """Batches of all validation images: inputs ``(batch, channels, height, width)`` and labels
+        ``(batch,)``.
+        """
         return iter(self.trainer.datamodule.evaluation_batches("validate", self.trainer.dtype))
 
     def train_server(self) -> None:
-        """Train the global model on the server's local work; the result is in ``algorithm.server``."""
-        trainer, algorithm, optimizer = self.trainer, self.trainer.algorithm, self.trainer.server_optimizer
+        """Train the global model on the server's local work.
+
+        The result is in ``algorithm.server``.
+        """
+        trainer, algorithm, optimizer = (
+            self.trainer,
+            self.trainer.algorithm,
+            self.trainer.server_optimizer,
+        )
         load_state(algorithm, algorithm.server.model())
         trainer.call("on_server_phase_start")
-        # A second server phase in a round uses the random numbers of the next round, not those of the first phase
-        # again.
-        data = trainer.datamodule.local_data(sampling.SERVER, trainer.round_index + self._server_phases, trainer.dtype)
+        # A second server phase in a round uses the random numbers of the next round, not those of
+        # the first phase again.
+        data = trainer.datamodule.local_data(
+            sampling.SERVER, trainer.round_index + self._server_phases, trainer.dtype
+        )
         self._server_phases += 1
         work = algorithm.on_server_start(data).limited(trainer.max_steps)
         if work.num_steps:
@@ -152,45 +184,66 @@ class Federation:
         trainer.call("on_server_phase_end")
 
     def train_clients(self) -> Iterator[ClientUpdate]:
-        """Train the clients of the round, and yield the accepted updates of all ranks in the order of the cohort.
+        """Train the clients of the round, and yield the accepted updates of all ranks in the order
+        of the cohort.
 
-        So sums over the updates do not depend on the number of ranks, not even in the last bit. An update is valid
-        until the next is requested. A client that skips the round yields nothing, and neither does one whose update is
-        rejected, which is counted (``client/refused``) and named in the log with the reason.
+        So sums over the updates do not depend on the number of ranks, not even in the last bit. An
+        update is valid until the next is requested. A client that skips the round yields nothing,
+        and neither does one whose update is rejected, which is counted (``client/refused``) and
+        named in the log with the reason.
         """
         trainer = self.trainer
         trainer.call("on_client_phase_start")
         stacks = self._share(self.start_clients())
         return self.accepted(
             trainer.local_training.train_clients(
-                trainer.algorithm, stacks, trainer.client_optimizer, trainer.fabric, self, trainer.max_steps
+                trainer.algorithm,
+                stacks,
+                trainer.client_optimizer,
+                trainer.fabric,
+                self,
+                trainer.max_steps,
             )
         )
 
     def train_jointly(self) -> Iterator[ClientUpdate]:
-        """Train the clients of the round and the server together, step by step; see :class:`JointAlgorithm`.
+        """Train the clients of the round and the server together, step by step.
 
-        The updates are yielded as in :meth:`train_clients`, when the trained part of the server is in
-        ``algorithm.server``.
+        See :class:`JointAlgorithm`.
+
+        The updates are yielded as in :meth:`train_clients`, when the trained part of the server is
+        in ``algorithm.server``.
         """
         trainer, algorithm = self.trainer, self.trainer.algorithm
         if not isinstance(algorithm, JointAlgorithm):
-            raise TypeError(f"{type(algorithm).__name__} must be a JointAlgorithm to train clients and server together")
+            raise TypeError(
+                f"{type(algorithm).__name__} must be a JointAlgorithm to train clients and server "
+                "together"
+            )
         trainer.call("on_client_phase_start")
         load_state(algorithm, algorithm.server.model())
         if not algorithm.keep_server_optimizer:
             load_optimizer_state(trainer.server_optimizer, {})
         updates = trainer.local_training.train_jointly(
-            algorithm, self._share(self.start_clients()), trainer.client_optimizer, trainer.server_optimizer,
-            trainer.local_data(sampling.SERVER), trainer.fabric, self, self.cohort, trainer.max_steps,
-        )  # fmt: skip
+            algorithm,
+            self._share(self.start_clients()),
+            trainer.client_optimizer,
+            trainer.server_optimizer,
+            trainer.local_data(sampling.SERVER),
+            trainer.fabric,
+            self,
+            self.cohort,
+            trainer.max_steps,
+        )
         self._take_working_module(lambda name: not algorithm.at_clients(name))
         return self.accepted(iter(updates))
 
     def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
-        """Report a communication between the server and a client, on the rank that simulates this client.
+        """Report a communication between the server and a client, on the rank that simulates this
+        client.
 
-        The local trainers report broadcasts and updates; a method reports what it sends in addition to them.
+        The local trainers report broadcasts and updates; a method reports what it sends in addition
+        to them.
 
         Args:
             client: The client.
@@ -205,7 +258,8 @@ class Federation:
     def start_clients(self) -> list[int]:
         """Begin a phase of client training; returns the clients of all ranks that do not drop out.
 
-        A client that drops out receives its broadcast and nothing else happens: its persistent state stays as it is.
+        A client that drops out receives its broadcast and nothing else happens: its persistent
+        state stays as it is.
         """
         algorithm, fabric = self.trainer.algorithm, self.trainer.fabric
         algorithm.clients.watch_changes()
@@ -214,15 +268,18 @@ class Federation:
         absent = self.participation.start(self.cohort)
         for client in absent[fabric.global_rank :: fabric.world_size]:
             with algorithm.clients.stage(client):
-                self.transfer(client, "down", algorithm.download_sizes(client, algorithm.broadcast(client)))
+                self.transfer(
+                    client, "down", algorithm.download_sizes(client, algorithm.broadcast(client))
+                )
             algorithm.clients.discard(client)
         return self.participation.present
 
     def accepted(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """The updates of all ranks that enter the new model, in the order of the cohort.
 
-        With ``trainer.aggregator`` or ``trainer.privacy`` it is one update, combined from them. This is the one place
-        that all updates pass: attackers change them here, and clipping, noise and robust rules are applied here.
+        With ``trainer.aggregator`` or ``trainer.privacy`` it is one update, combined from them.
+        This is the one place that all updates pass: attackers change them here, and clipping, noise
+        and robust rules are applied here.
 
         Args:
             updates: Those of this rank's clients; taking one trains its client.
@@ -235,9 +292,9 @@ class Federation:
     def _judged(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """Those of all ranks that the server accepts.
 
-        An update is judged as soon as it is there. It waits, as a copy on the CPU, if other ranks train, if it has to
-        be compared with the round's other updates, if attackers look at these, or if more clients train than the server
-        needs.
+        An update is judged as soon as it is there. It waits, as a copy on the CPU, if other ranks
+        train, if it has to be compared with the round's other updates, if attackers look at these,
+        or if more clients train than the server needs.
         """
         trainer, started = self.trainer, time.perf_counter()
         acceptance = Acceptance(trainer.algorithm, trainer.quarantine, trainer.lr_factor)
@@ -245,8 +302,12 @@ class Federation:
         waits = trainer.world_size > 1 or self.participation.has_surplus or attack is not None
         movements, waiting = list[tuple[float, float]](), list[Arrival]()
         for update in updates:
-            received = self._received.pop(update.client, {})  # a broadcast may be a model of its own for each client
-            arrival = acceptance.measure(update, received, self.participation.seconds(update.client))
+            received = self._received.pop(
+                update.client, {}
+            )  # a broadcast may be a model of its own for each client
+            arrival = acceptance.measure(
+                update, received, self.participation.seconds(update.client)
+            )
             if self.participation.is_late(arrival):
                 self._leave_out(update.client, "late")
             elif waits or waiting or arrival.needs_the_median:
@@ -276,16 +337,27 @@ class Federation:
         """The data of the clients that this rank trains, in stacks."""
         trainer, fabric = self.trainer, self.trainer.fabric
         stacks = trainer.local_training.stacks(present, fabric.device)
-        share = sampling.share_out(stacks, self._client_sizes, fabric.world_size)[fabric.global_rank]
+        share = sampling.share_out(stacks, self._client_sizes, fabric.world_size)[
+            fabric.global_rank
+        ]
         return [[self._poisoned(trainer.local_data(client)) for client in stack] for stack in share]
 
     def _poisoned(self, data: LocalData) -> LocalData:
         """The data of a client as it trains on them: an attacker may have changed its own."""
         attack = self.trainer.attack
-        return attack.poison(data, self.trainer.algorithm) if attack and data.party in self._attackers else data
+        return (
+            attack.poison(data, self.trainer.algorithm)
+            if attack and data.party in self._attackers
+            else data
+        )
 
-    def _falsified(self, attack: Attack, arrivals: list[Arrival], acceptance: Acceptance) -> list[Arrival]:
-        """What arrives at the server when the attackers have changed their updates; the same on every rank."""
+    def _falsified(
+        self, attack: Attack, arrivals: list[Arrival], acceptance: Acceptance
+    ) -> list[Arrival]:
+        """What arrives at the server when the attackers have changed their updates.
+
+        The same on every rank.
+        """
         trainer, device = self.trainer, self.trainer.fabric.device
         model = {name: t.cpu() for name, t in trainer.algorithm.server.model().items()}
         rng = sampling.rng(trainer.seed, "attack", trainer.round_index)
@@ -296,7 +368,9 @@ class Federation:
         ]
 
     def _exchange(self, own: list[Arrival]) -> list[Arrival]:
-        """The arrivals of all ranks, in the order of the cohort; the other ranks' client states are stored here, too.
+        """The arrivals of all ranks, in the order of the cohort.
+
+        The other ranks' client states are stored here, too.
 
         Any rank may train any client next, so every rank has the state of all clients.
         """
@@ -313,10 +387,15 @@ class Federation:
             outcomes |= of_rank
             reasons |= why
         place = {client: index for index, client in enumerate(self.cohort)}
-        return sorted((arrival for part in parts for arrival in part[0]), key=lambda a: place[a.update.client])
+        return sorted(
+            (arrival for part in parts for arrival in part[0]), key=lambda a: place[a.update.client]
+        )
 
     def client_judged(self, client: int, reason: str | None) -> None:
-        """A client's update is accepted (no reason) or rejected; its state and its metrics count only if accepted."""
+        """A client's update is accepted (no reason) or rejected.
+
+        Its state and its metrics count only if accepted.
+        """
         if reason is None:
             self.participation.outcomes[client] = "finished"
             self.trainer.algorithm.clients.commit(client)
@@ -343,7 +422,9 @@ class Federation:
 
     # What the local trainers report.
 
-    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int], received: State) -> None:
+    def client_started(
+        self, data: LocalData, work: LocalWork, sizes: dict[str, int], received: State
+    ) -> None:
         """A client has received its broadcast, of these bytes by name, and prepared its work."""
         trainer = self.trainer
         self.transfer(data.party, "down", sizes)
@@ -363,7 +444,10 @@ class Federation:
             trainer.collector.commit(data.party)
 
     def images_labeled(self, indices: Tensor, pseudo: PseudoLabels) -> None:
-        """Images of a client received pseudo-labels at a step; ``indices`` are their numbers in the training data."""
+        """Images of a client received pseudo-labels at a step.
+
+        ``indices`` are their numbers in the training data.
+        """
         self.trainer.call("on_pseudo_labels", indices, pseudo)
 
     def client_batch_ended(self, step: int) -> None:
@@ -378,16 +462,30 @@ class Federation:
         self.trainer.call("on_client_end", update)
 
     def _take_working_module(self, which: Callable[[str], bool] = lambda name: True) -> None:
-        """Make the weights and buffers of the working module, or some of them, those of the global model."""
+        """Make the weights and buffers of the working module, or some of them, those of the global
+        model.
+        """
         algorithm, server = self.trainer.algorithm, self.trainer.algorithm.server
         server.update(
-            {name: p.detach() for name, p in algorithm.named_parameters() if name in server.parameters and which(name)},
-            {name: b.detach() for name, b in algorithm.named_buffers() if name in server.buffers and which(name)},
+            {
+                name: p.detach()
+                for name, p in algorithm.named_parameters()
+                if name in server.parameters and which(name)
+            },
+            {
+                name: b.detach()
+                for name, b in algorithm.named_buffers()
+                if name in server.buffers and which(name)
+            },
         )
 
 
-def measure_moments(algorithm: FederatedAlgorithm, data: LocalData, batch_size: int) -> dict[str, Moments]:
-    """The batch-norm moments of all images of a party by layer; a party with fewer than two images has none.
+def measure_moments(
+    algorithm: FederatedAlgorithm, data: LocalData, batch_size: int
+) -> dict[str, Moments]:
+    """The batch-norm moments of all images of a party by layer.
+
+    A party with fewer than two images has none.
 
     Args:
         algorithm: The working module.

@@ -31,14 +31,17 @@ _log = logging.getLogger(__name__)
 
 
 def fit(trainer: FederatedTrainer, federation: Federation) -> dict[str, float]:
-    """Train until ``max_rounds``, a signal or a callback ends the run; then evaluate on the test images.
+    """Train until ``max_rounds``, a signal or a callback ends the run.
+
+    Then evaluate on the test images.
 
     Args:
         trainer: The trainer; its ``ckpt_path`` is the checkpoint to resume.
         federation: What the algorithm may ask for.
 
     Returns:
-        The scalars of the test; empty after a signal, and for a checkpoint of more rounds than ``max_rounds``.
+        The scalars of the test; empty after a signal, and for a checkpoint of more rounds than
+        ``max_rounds``.
     """
     forget_earlier_run(trainer)
     first = 1 if trainer.ckpt_path is None else checkpointing.resume(trainer, trainer.ckpt_path) + 1
@@ -46,7 +49,8 @@ def fit(trainer: FederatedTrainer, federation: Federation) -> dict[str, float]:
         _log.warning(
             "the checkpoint has done %d rounds and trainer.max_rounds is %d: nothing to train%s",
             first - 1, trainer.max_rounds,
-            "; the model is only tested" if first == trainer.max_rounds + 1 else ", raise trainer.max_rounds",
+            "; the model is only "
+            "tested" if first == trainer.max_rounds + 1 else ", raise trainer.max_rounds",
         )  # fmt: skip
         if first > trainer.max_rounds + 1:
             return {}
@@ -60,7 +64,10 @@ def fit(trainer: FederatedTrainer, federation: Federation) -> dict[str, float]:
             checkpointing.continue_curves(trainer, trainer.ckpt_path)
         stops = first > trainer.max_rounds or (first > 1 and had_ended(trainer))
         trainer.should_stop = False
-        with StopRequest() as stop, torch.random.fork_rng([] if trainer.fabric.device.type == "cpu" else None):
+        with (
+            StopRequest() as stop,
+            torch.random.fork_rng([] if trainer.fabric.device.type == "cpu" else None),
+        ):
             trainer.gather(None)  # from here on SIGTERM ends no rank: the first round takes place
             while not stops:
                 trainer.round_index += 1
@@ -68,8 +75,12 @@ def fit(trainer: FederatedTrainer, federation: Federation) -> dict[str, float]:
                 stops = ends_now(trainer, federation, stop, trainer.round_index == first)
         metrics: dict[str, float] = {}
         if trainer.state.status == TrainerStatus.INTERRUPTED:
-            checkpointing.save_missing(trainer)  # the process may be killed before the next line has ended
-            trainer.call("on_evaluation_start")  # so that the saved model has statistics that belong to its weights
+            checkpointing.save_missing(
+                trainer
+            )  # the process may be killed before the next line has ended
+            trainer.call(
+                "on_evaluation_start"
+            )  # so that the saved model has statistics that belong to its weights
         else:
             metrics = evaluation.evaluate(trainer, "test")
             trainer.log_metrics(metrics | bytes_of_test(trainer))
@@ -79,7 +90,10 @@ def fit(trainer: FederatedTrainer, federation: Federation) -> dict[str, float]:
 
 
 def forget_earlier_run(trainer: FederatedTrainer) -> None:
-    """Reset what all but the model's weights remember of an earlier run; before a checkpoint is loaded."""
+    """Reset what all but the model's weights remember of an earlier run.
+
+    Before a checkpoint is loaded.
+    """
     trainer.reset()
     for callback in trainer.callbacks:  # Lightning's own keep their state, as in Lightning
         if isinstance(callback, FederatedCallback):
@@ -89,31 +103,42 @@ def forget_earlier_run(trainer: FederatedTrainer) -> None:
 
 
 def had_ended(trainer: FederatedTrainer) -> bool:
-    """Whether a callback had ended the run that is resumed: it sets ``should_stop`` before the first round.
+    """Whether a callback had ended the run that is resumed: it sets ``should_stop`` before the
+    first round.
 
     Lightning's ``EarlyStopping`` does not; it would train another round.
     """
     stopping = [callback for callback in trainer.callbacks if isinstance(callback, EarlyStopping)]
-    early = any(callback.stopping_reason != EarlyStoppingReason.NOT_STOPPED for callback in stopping)
+    early = any(
+        callback.stopping_reason != EarlyStoppingReason.NOT_STOPPED for callback in stopping
+    )
     ended = any(trainer.gather(trainer.should_stop or early))
     if ended:
         _log.warning(
-            "a callback had ended this run after round %d: nothing to train; to resume it, change or remove the "
+            "a callback had ended this run after round %d: nothing to train; to resume it, change "
+            "or remove the "
             "callback",
             trainer.round_index,
         )
     return ended
 
 
-def ends_now(trainer: FederatedTrainer, federation: Federation, stop: StopRequest, is_first: bool) -> bool:
-    """Whether the run ends after this round: all rounds are done, or a signal or a callback of any rank asks for it."""
-    timers = [callback.time_remaining() for callback in trainer.callbacks if isinstance(callback, Timer)]
+def ends_now(
+    trainer: FederatedTrainer, federation: Federation, stop: StopRequest, is_first: bool
+) -> bool:
+    """Whether the run ends after this round: all rounds are done, or a signal or a callback of any
+    rank asks for it.
+    """
+    timers = [
+        callback.time_remaining() for callback in trainer.callbacks if isinstance(callback, Timer)
+    ]
     trainer.should_stop |= any(remaining is not None and remaining <= 0 for remaining in timers)
     ranks = trainer.gather((stop.signal_name is not None, trainer.should_stop, federation.trained))
     interrupted, asked = (any(part) for part in list(zip(*ranks, strict=True))[:2])
     if is_first and set().union(*(trained for *_, trained in ranks)) == {False}:
         _log.warning(
-            "round %d: no client has trained, because %s.training_step returned None for every batch, which skips "
+            "round %d: no client has trained, because %s.training_step returned None for every "
+            "batch, which skips "
             "it; if this is not intended, return the loss",
             trainer.round_index, type(trainer.algorithm).__name__,
         )  # fmt: skip
@@ -131,13 +156,20 @@ def run_round(trainer: FederatedTrainer, federation: Federation) -> None:
     """One round: draw the cohort, let the algorithm train, evaluate if it is due, log."""
     trainer.folder.use()
     started = time.perf_counter()
-    torch.manual_seed(sampling.derive_key(trainer.seed, "round", trainer.round_index))  # a resumed run draws the same
+    torch.manual_seed(
+        sampling.derive_key(trainer.seed, "round", trainer.round_index)
+    )  # a resumed run draws the same
     trainer.cohort = trainer.draw_cohort()
     optimizers = (trainer.client_optimizer, trainer.server_optimizer)
     set_learning_rates(trainer.algorithm, optimizers, trainer.round_index, trainer.max_rounds)
-    rounds = (trainer.round_index, min(trainer.round_index + 1, trainer.max_rounds))  # rates may change within a round
+    rounds = (
+        trainer.round_index,
+        min(trainer.round_index + 1, trainer.max_rounds),
+    )  # rates may change within a round
     schedule = trainer.algorithm.schedule
-    trainer.lr_factor = min(1.0, max(schedule.checked_factor(each, trainer.max_rounds) for each in rounds))
+    trainer.lr_factor = min(
+        1.0, max(schedule.checked_factor(each, trainer.max_rounds) for each in rounds)
+    )
     for hook in ("on_train_epoch_start", "on_round_start"):
         trainer.call(hook)
     federation.start_round()
@@ -154,15 +186,25 @@ def run_round(trainer: FederatedTrainer, federation: Federation) -> None:
         metrics |= evaluation.evaluate(trainer, "validate")
     trainer.log_metrics(metrics)
     ends = {"on_validation_end": ()} if due else {}
-    for writes in (False, True):  # every checkpoint, also one of Lightning's ModelCheckpoint, holds what the others did
-        for hook, arguments in {**ends, "on_train_epoch_end": (), "on_round_end": (metrics,)}.items():
+    for writes in (
+        False,
+        True,
+    ):  # every checkpoint, also one of Lightning's ModelCheckpoint, holds what the others did
+        for hook, arguments in {
+            **ends,
+            "on_train_epoch_end": (),
+            "on_round_end": (metrics,),
+        }.items():
             for callback in trainer.listeners[hook]:
                 if isinstance(callback, WRITERS) is writes:
                     getattr(callback, hook)(trainer, trainer.algorithm, *arguments)
 
 
 def set_learning_rates(
-    algorithm: FederatedAlgorithm, optimizers: Iterable[Optimizer], round_index: int, max_rounds: int
+    algorithm: FederatedAlgorithm,
+    optimizers: Iterable[Optimizer],
+    round_index: int,
+    max_rounds: int,
 ) -> None:
     """Set the learning rate of a round, and the factors of its steps if it has any.
 
@@ -174,12 +216,16 @@ def set_learning_rates(
     """
     steps = algorithm.steps_per_round or 0
     times = [round_index + step / steps for step in range(steps)]
-    algorithm.step_factors = [algorithm.schedule.checked_factor(time_in_rounds, max_rounds) for time_in_rounds in times]
+    algorithm.step_factors = [
+        algorithm.schedule.checked_factor(time_in_rounds, max_rounds) for time_in_rounds in times
+    ]
     for optimizer in optimizers:
         set_learning_rate(optimizer, algorithm.schedule.checked_factor(round_index, max_rounds))
 
 
-def round_metrics(trainer: FederatedTrainer, federation: Federation, seconds: float) -> dict[str, float]:
+def round_metrics(
+    trainer: FederatedTrainer, federation: Federation, seconds: float
+) -> dict[str, float]:
     """The scalars of a round over all ranks.
 
     Args:
@@ -193,7 +239,9 @@ def round_metrics(trainer: FederatedTrainer, federation: Federation, seconds: fl
     parts = trainer.gather((trainer.collector.take(), trainer.counter.take(), seconds))
     metrics = means_of([share for share, _, _ in parts], trainer.cohort)
     counts = totals_of([count for _, count, _ in parts])
-    trainer.bytes_of_round = {name: size for name, size in counts.items() if name.startswith("communication/")}
+    trainer.bytes_of_round = {
+        name: size for name, size in counts.items() if name.startswith("communication/")
+    }
     trainer.total_bytes += sum(trainer.bytes_of_round.values())
     metrics |= counts
     if trainer.total_bytes:
@@ -203,19 +251,28 @@ def round_metrics(trainer: FederatedTrainer, federation: Federation, seconds: fl
 
 
 def bytes_of_test(trainer: FederatedTrainer) -> dict[str, float]:
-    """The scalars of communication with what clients sent and received for the test; empty if they did not.
+    """The scalars of communication with what clients sent and received for the test.
 
-    They do if statistics of static batch norm are measured on the clients' images, and a callback has ended the run
-    after a round that had no evaluation. The bytes are added to those of the last round, whose row has the test.
+    Empty if they did not.
+
+    They do if statistics of static batch norm are measured on the clients' images, and a callback
+    has ended the run after a round that had no evaluation. The bytes are added to those of the last
+    round, whose row has the test.
     """
     counts = totals_of(trainer.gather(trainer.counter.take()))
-    sent = {name: size for name, size in counts.items() if name.startswith("communication/") and size}
+    sent = {
+        name: size for name, size in counts.items() if name.startswith("communication/") and size
+    }
     if not sent:
         return {}
     trainer.total_bytes += sum(sent.values())
     before = trainer.bytes_of_round  # None: an earlier command has logged the row of the round
     whole = {"communication/total_bytes": trainer.total_bytes}
-    return whole | ({name: before.get(name, 0.0) + size for name, size in sent.items()} if before is not None else {})
+    return whole | (
+        {name: before.get(name, 0.0) + size for name, size in sent.items()}
+        if before is not None
+        else {}
+    )
 
 
 def check_server(trainer: FederatedTrainer) -> None:
@@ -229,8 +286,10 @@ def check_server(trainer: FederatedTrainer) -> None:
     server = trainer.algorithm.server
     if not is_finite(server.parameters.values()):
         raise ValueError(
-            f"round {trainer.round_index}: the global model has weights that are not finite: training diverged; lower "
-            "the learning rate (model.optimizer.init_args.lr) or set model.gradient_clip_norm. Checkpoints of earlier "
+            f"round {trainer.round_index}: the global model has weights that are not finite: "
+            "training diverged; lower "
+            "the learning rate (model.optimizer.init_args.lr) or set model.gradient_clip_norm. "
+            "Checkpoints of earlier "
             "rounds are as they were"
         )
     if trainer.world_size > 1 and trainer.fabric.device.type == "cuda":

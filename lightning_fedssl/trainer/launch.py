@@ -1,4 +1,6 @@
-"""Fabric, the ranks of a command, and what processes that it starts report to the one that called it."""
+"""Fabric, the ranks of a command, and what processes that it starts report to the one that called
+it.
+"""
 
 from __future__ import annotations
 
@@ -27,25 +29,29 @@ from lightning_fedssl.trainer import checkpointing
 _MODEL_SPLITTING = ("fsdp", "deepspeed", "xla", "modelparallel", "model_parallel")
 
 
-def make_fabric(accelerator: str, devices: Any, strategy: Any, precision: Any, stacks: int) -> Fabric:
+def make_fabric(
+    accelerator: str, devices: Any, strategy: Any, precision: Any, stacks: int
+) -> Fabric:
     """Fabric for these settings.
 
     Args:
         accelerator: As Fabric's.
-        devices: As Fabric's; None is one. ``auto`` on a CPU, which is 1 in Fabric, is as many as there are cores or
-            stacks.
+        devices: As Fabric's; None is one. ``auto`` on a CPU, which is 1 in Fabric, is as many as
+            there are cores or stacks.
         strategy: As Fabric's; on a CPU under Linux ``auto`` forks the ranks (``ddp_fork``).
         precision: As Fabric's.
-        stacks: Stacks that a CPU's ranks share in a round: its clients, where these train one after another.
+        stacks: Stacks that a CPU's ranks share in a round: its clients, where these train one after
+            another.
 
     Raises:
-        ValueError: If they are not available on this machine, naming the keys; if the strategy splits one model over
-            devices; or if a CPU has too few cores for the ranks.
+        ValueError: If they are not available on this machine, naming the keys; if the strategy
+            splits one model over devices; or if a CPU has too few cores for the ranks.
     """
     name = strategy if isinstance(strategy, str) else type(strategy).__name__
     if any(word in name.lower() for word in _MODEL_SPLITTING):
         raise ValueError(
-            f"trainer.strategy is {name}: it splits one large model over devices, but here devices train different "
+            f"trainer.strategy is {name}: it splits one large model over devices, but here "
+            "devices train different "
             "clients of a small model; use auto or ddp"
         )
     if accelerator == "auto" and MPSAccelerator.is_available():
@@ -63,13 +69,21 @@ def make_fabric(accelerator: str, devices: Any, strategy: Any, precision: Any, s
     logging.getLogger("lightning.fabric.utilities.distributed").setLevel(logging.WARNING)
     try:
         fabric = Fabric(
-            accelerator=accelerator, devices=devices, num_nodes=started[1] if started else 1, strategy=strategy,
+            accelerator=accelerator,
+            devices=devices,
+            num_nodes=started[1] if started else 1,
+            strategy=strategy,
             precision=precision,
-        )  # fmt: skip
+        )
     except Exception as error:
-        settings = f"accelerator {accelerator}, devices {devices}, strategy {name}, precision {precision}"
-        raise ValueError(f"trainer: {settings} are not available on this machine: {error}") from error
-    # Lightning's ModelCheckpoint calls this method of the strategy; Fabric's strategies have no such method.
+        settings = (
+            f"accelerator {accelerator}, devices {devices}, strategy {name}, precision {precision}"
+        )
+        raise ValueError(
+            f"trainer: {settings} are not available on this machine: {error}"
+        ) from error
+    # Lightning's ModelCheckpoint calls this method of the strategy; Fabric's strategies have no
+    # such method.
     vars(fabric.strategy)["remove_checkpoint"] = checkpointing.remove
     return fabric
 
@@ -81,9 +95,11 @@ def forks(fabric: Fabric) -> bool:
 
 
 class Report:
-    """What a command reports to the process that called it, if Fabric runs it in processes that it forks or spawns.
+    """What a command reports to the process that called it, if Fabric runs it in processes that it
+    forks or spawns.
 
-    Tensors that are sent through a queue are lost when the process that sent them ends, so rank 0 writes a file.
+    Tensors that are sent through a queue are lost when the process that sent them ends, so rank 0
+    writes a file.
 
     Args:
         folder: An empty folder.
@@ -96,7 +112,9 @@ class Report:
 
     @contextmanager
     def by(self, fabric: Fabric, outcome: Callable[[], dict[str, Any]]) -> Iterator[None]:
-        """Inside, a rank runs the command; an error is reported, or its outcome, if this is another process.
+        """Inside, a rank runs the command.
+
+        An error is reported, or its outcome, if this is another process.
 
         Args:
             fabric: The ranks.
@@ -108,11 +126,16 @@ class Report:
             self._is_here = True
             yield
             return
-        torch.set_num_threads(1)  # the caller's threads are not in a forked process, so none may be waited for
+        torch.set_num_threads(
+            1
+        )  # the caller's threads are not in a forked process, so none may be waited for
         try:
             yield
         except Exception as error:
-            with suppress(Exception), self._error.open("xb") as file:  # the first error is the cause of the others
+            with (
+                suppress(Exception),
+                self._error.open("xb") as file,
+            ):  # the first error is the cause of the others
                 file.write(pickle.dumps(error))  # some errors cannot be pickled
             raise
         if fabric.is_global_zero:
@@ -134,18 +157,24 @@ class Report:
 
     @contextmanager
     def _forwarding_signals(self) -> Iterator[None]:
-        """Inside, SIGINT and SIGTERM are passed on to the processes of the ranks, which stop after their round."""
+        """Inside, SIGINT and SIGTERM are passed on to the processes of the ranks, which stop after
+        their round.
+        """
         before = {}
 
         def forward(number: int, frame: FrameType | None) -> None:
-            if self._is_here or os.getpid() != self._caller:  # before the first round: see StopRequest for the others
+            if (
+                self._is_here or os.getpid() != self._caller
+            ):  # before the first round: see StopRequest for the others
                 raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
             for child in multiprocessing.active_children():
                 with suppress(ProcessLookupError):
                     os.kill(child.pid or 0, number)
 
         if threading.current_thread() is threading.main_thread():
-            before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+            before = {
+                number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)
+            }
         try:
             yield
         finally:
@@ -153,7 +182,10 @@ class Report:
                 signal.signal(number, handler)
 
     def outcome(self) -> dict[str, Any] | None:
-        """The outcome of a command that has run in other processes, on the CPU; None if it has run in this one."""
+        """The outcome of a command that has run in other processes, on the CPU.
+
+        None if it has run in this one.
+        """
         if not self._outcome.exists():
             return None
         found: dict[str, Any] = torch.load(self._outcome, map_location="cpu", weights_only=True)
@@ -169,16 +201,21 @@ def report() -> Iterator[Report]:
 
 @contextmanager
 def settings(device: torch.device, deterministic: bool) -> Iterator[None]:
-    """Deterministic kernels if they are wanted, and one thread on a CPU unless OMP_NUM_THREADS is set.
+    """Deterministic kernels if they are wanted, and one thread on a CPU unless OMP_NUM_THREADS is
+    set.
 
-    Steps of ten images gain little from a second thread and lose much when another program needs the core: 13 times was
-    measured, as threads wait for each other in a loop. More threads also sum in another order, so that the result would
-    depend on the number of cores. Use more ranks to use more cores: ``devices: auto``.
+    Steps of ten images gain little from a second thread and lose much when another program needs
+    the core: 13 times was measured, as threads wait for each other in a loop. More threads also sum
+    in another order, so that the result would depend on the number of cores. Use more ranks to use
+    more cores: ``devices: auto``.
     """
     torch.use_deterministic_algorithms(deterministic)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    threads, unset = torch.get_num_threads(), device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ
+    threads, unset = (
+        torch.get_num_threads(),
+        device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ,
+    )
     if unset:
         os.environ["OMP_NUM_THREADS"] = "1"  # so that Fabric does not choose another number
         torch.set_num_threads(1)

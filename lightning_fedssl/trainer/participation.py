@@ -1,4 +1,6 @@
-"""What became of every selected client of a round: who dropped out, whose update arrived in time, who was rejected."""
+"""What became of every selected client of a round: who dropped out, whose update arrived in time,
+who was rejected.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _PHRASES: dict[Outcome, str] = {
 
 
 class Participation:
-    """Records the outcome of every selected client of a round; with several ranks, each has the outcomes of all.
+    """Records the outcome of every selected client of a round.
+
+    With several ranks, each has the outcomes of all.
 
     Args:
         trainer: The trainer.
@@ -59,15 +63,22 @@ class Participation:
     def count_steps(self, update: ClientUpdate) -> None:
         """Count what a client has computed."""
         if self._may_be_late:
-            self._usages[update.client] += Usage(work=update.num_steps * self.trainer.step_work[update.client])
+            self._usages[update.client] += Usage(
+                work=update.num_steps * self.trainer.step_work[update.client]
+            )
 
     def seconds(self, client: int) -> float:
-        """The simulated time of a client from the broadcast to the end of its upload; 0 where nobody can be late."""
+        """The simulated time of a client from the broadcast to the end of its upload.
+
+        0 where nobody can be late.
+        """
         trainer, system = self.trainer, self.trainer.system
         if system is None or not self._may_be_late:
             return 0.0
         usage, batch_size = self._usages[client], trainer.datamodule.client_batch_size
-        return system.client_duration(trainer.seed, trainer.round_index, client, usage, batch_size).total
+        return system.client_duration(
+            trainer.seed, trainer.round_index, client, usage, batch_size
+        ).total
 
     def is_late(self, arrival: Arrival) -> bool:
         """Whether an update came after the deadline."""
@@ -75,11 +86,16 @@ class Participation:
 
     @property
     def has_surplus(self) -> bool:
-        """Whether more clients train than the server needs, so that it uses those that finish first."""
+        """Whether more clients train than the server needs, so that it uses those that finish
+        first.
+        """
         return self._over_selects and len(self.present) > self.trainer.clients_per_round
 
     def not_needed(self, arrivals: Sequence[Arrival]) -> set[int]:
-        """The clients whose updates come when the server has enough; equally fast ones count in the drawn order."""
+        """The clients whose updates come when the server has enough.
+
+        Equally fast ones count in the drawn order.
+        """
         if not self.has_surplus:
             return set()
         fastest = sorted(arrivals, key=lambda a: (a.seconds, self.present.index(a.update.client)))
@@ -88,9 +104,16 @@ class Participation:
     def end_round(self) -> None:
         """Log the outcomes of all ranks' clients, and publish them as ``trainer.participation``."""
         trainer, outcomes = self.trainer, self.outcomes
-        trainer.participation = {client: outcomes[client] for client in trainer.cohort if client in outcomes}
+        trainer.participation = {
+            client: outcomes[client] for client in trainer.cohort if client in outcomes
+        }
         for client, reason in sorted(self.reasons.items()):
-            _log.warning("round %d: client %d %s; it is left out of the average", trainer.round_index, client, reason)
+            _log.warning(
+                "round %d: client %d %s; it is left out of the average",
+                trainer.round_index,
+                client,
+                reason,
+            )
         if trainer.faults.loses_clients and outcomes:
             found = list(outcomes.values())
             if trainer.is_global_zero:
@@ -99,7 +122,8 @@ class Participation:
                     trainer.counter.add(f"client/{name}", found.count(name))
             if "finished" not in found:
                 _log.warning(
-                    "round %d: none of the %d selected clients took part (%s): no update is averaged in this round",
+                    "round %d: none of the %d selected clients took part (%s): no update is "
+                    "averaged in this round",
                     trainer.round_index, len(found), described(found),
                 )  # fmt: skip
         self.outcomes, self.reasons = {}, {}
@@ -112,4 +136,6 @@ def described(outcomes: Iterable[Outcome]) -> str:
         outcomes: Of all selected clients of a round.
     """
     found = list(outcomes)
-    return ", ".join(f"{found.count(name)} {phrase}" for name, phrase in _PHRASES.items() if name in found)
+    return ", ".join(
+        f"{found.count(name)} {phrase}" for name, phrase in _PHRASES.items() if name in found
+    )

@@ -1,15 +1,18 @@
-"""Central differential privacy of clients: clipped updates, noise on their sum, and a budget that ends the run.
+"""Central differential privacy of clients: clipped updates, noise on their sum, and a budget that
+ends the run.
 
-B. McMahan, D. Ramage, K. Talwar, L. Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018,
-arXiv 1710.06963, with its estimator of a fixed denominator. In a round, with w the global model, C the clip, z the
-noise multiplier and m the expected size of a cohort:
+B. McMahan, D. Ramage, K. Talwar, L. Zhang, "Learning Differentially Private Recurrent Language
+Models", ICLR 2018, arXiv 1710.06963, with its estimator of a fixed denominator. In a round, with w
+the global model, C the clip, z the noise multiplier and m the expected size of a cohort:
 
-1. each client k of the cohort uploads weights and buffers ``w_k``; ``d_k = (w_k - w) min(1, C / |w_k - w|)``, with the
-   norm over all tensors together; a client that skips the round or does not answer counts as 0;
+1. each client k of the cohort uploads weights and buffers ``w_k``; ``d_k = (w_k - w) min(1, C /
+   |w_k - w|)``, with the norm over all tensors together; a client that skips the round or does not
+   answer counts as 0;
 2. ``w <- w + (sum_k d_k + N(0, z^2 C^2)) / m``.
 
-Private is whether a client takes part, with all its images. Labels and training at the server are public. What the
-server computes from the noisy mean (momentum, its own training, a teacher) costs nothing.
+Private is whether a client takes part, with all its images. Labels and training at the server are
+public. What the server computes from the noisy mean (momentum, its own training, a teacher) costs
+nothing.
 """
 
 from __future__ import annotations
@@ -44,23 +47,26 @@ _log = logging.getLogger(__name__)
 class CentralDP(FederatedCallback):
     """Differential privacy for clients by a trusted server: ``trainer.privacy``.
 
-    Every round logs ``privacy/epsilon`` (spent so far), ``privacy/population`` (the clients that it is accounted for),
-    ``privacy/clipped_share`` (of the updates) and ``privacy/signal_to_noise`` (the norm of the sum over that of the
-    noise); the last two come from single updates and are not protected. The run ends before the round that would spend
-    more than ``epsilon``.
+    Every round logs ``privacy/epsilon`` (spent so far), ``privacy/population`` (the clients that it
+    is accounted for), ``privacy/clipped_share`` (of the updates) and ``privacy/signal_to_noise``
+    (the norm of the sum over that of the noise); the last two come from single updates and are not
+    protected. The run ends before the round that would spend more than ``epsilon``.
 
     Args:
         delta: Delta; below 1 / clients.
-        epsilon: The budget. Without ``noise_multiplier`` the noise is such that ``max_rounds`` rounds spend it.
+        epsilon: The budget. Without ``noise_multiplier`` the noise is such that ``max_rounds``
+            rounds spend it.
         noise_multiplier: z; without ``epsilon`` there is no limit. 0 clips only.
         clip: C, the largest L2 norm of a client's update over all its tensors together.
-        sampling: ``poisson``: every client is drawn with probability ``clients_per_round / num_clients``, so that
-            cohorts vary in size; ``fixed``: ``clients_per_round`` clients, which the known analysis charges with more.
+        sampling: ``poisson``: every client is drawn with probability ``clients_per_round /
+            num_clients``, so that cohorts vary in size; ``fixed``: ``clients_per_round`` clients,
+            which the known analysis charges with more.
         accountant: ``pld`` (tight) or ``rdp``; ``fixed`` always takes RDP.
-        population: M, a larger federation that the run stands for: epsilon and the noise are those of M clients, while
-            this run trains ``data.num_clients`` (as in pfl-research). Left out: the run's own clients.
-        population_cohort: Clients of a round in that federation; left out, ``clients_per_round``. The noise on the
-            mean is ``z C / population_cohort``.
+        population: M, a larger federation that the run stands for: epsilon and the noise are those
+            of M clients, while this run trains ``data.num_clients`` (as in pfl-research). Left out:
+            the run's own clients.
+        population_cohort: Clients of a round in that federation; left out, ``clients_per_round``.
+            The noise on the mean is ``z C / population_cohort``.
 
     Raises:
         ValueError: Names the argument.
@@ -80,11 +86,24 @@ class CentralDP(FederatedCallback):
         _require(0 < delta < 1, "delta", delta, "give a number between 0 and 1, below 1 / clients")
         _require(epsilon is None or epsilon > 0, "epsilon", epsilon, "give a number above 0")
         _require(
-            noise_multiplier is None or noise_multiplier >= 0, "noise_multiplier", noise_multiplier, "give 0 or more"
+            noise_multiplier is None or noise_multiplier >= 0,
+            "noise_multiplier",
+            noise_multiplier,
+            "give 0 or more",
         )
-        _require(epsilon is not None or noise_multiplier is not None, "epsilon", None, "give it, or noise_multiplier")
+        _require(
+            epsilon is not None or noise_multiplier is not None,
+            "epsilon",
+            None,
+            "give it, or noise_multiplier",
+        )
         _require(clip > 0, "clip", clip, "give a norm above 0")
-        _require(population is not None or population_cohort is None, "population", None, "population_cohort needs it")
+        _require(
+            population is not None or population_cohort is None,
+            "population",
+            None,
+            "population_cohort needs it",
+        )
         self.delta = delta
         self.epsilon = epsilon
         self.noise_multiplier = noise_multiplier
@@ -103,44 +122,65 @@ class CentralDP(FederatedCallback):
 
     # Before the run.
 
-    def setup(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, stage: str) -> None:  # type: ignore[override]
+    def setup(  # type: ignore[override]
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, stage: str
+    ) -> None:
         """Refuse what the analysis does not cover."""
         if trainer.privacy is not self:
             raise ValueError("trainer.callbacks has CentralDP: give it as trainer.privacy instead")
         if stage == "fit" and (reasons := uncovered(trainer, algorithm)):
-            raise ValueError("trainer.privacy: the analysis does not cover this run. " + " ".join(reasons))
+            raise ValueError(
+                "trainer.privacy: the analysis does not cover this run. " + " ".join(reasons)
+            )
 
-    def on_fit_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Calibrate the noise; continue the budget of a checkpoint, and end at once if it is spent."""
+    def on_fit_start(  # type: ignore[override]
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+    ) -> None:
+        """Calibrate the noise; continue the budget of a checkpoint.
+
+        A budget that is spent ends the run at once.
+        """
         planned, spent = self.plan(trainer), self._spent
         if spent is None and trainer.ckpt_path is not None:
             raise ValueError(
-                f"ckpt_path: {trainer.ckpt_path} is of a run without trainer.privacy, so its rounds are not private: "
+                f"ckpt_path: {trainer.ckpt_path} is of a run without trainer.privacy, so its "
+                "rounds are not private: "
                 "start a new run"
             )
         if trainer.ckpt_path is None and algorithm.origin:
             raise ValueError(
-                "trainer.privacy: an earlier fit has trained this model, and its rounds would not count: build a new "
+                "trainer.privacy: an earlier fit has trained this model, and its rounds would not "
+                "count: build a new "
                 "one, or resume that run by ckpt_path"
             )
         if spent is None:
-            spent = replace(planned, noise_multiplier=self._noise(planned, trainer.max_rounds), rounds=0)
-        if replace(spent, noise_multiplier=planned.noise_multiplier, rounds=planned.rounds) != planned:
+            spent = replace(
+                planned, noise_multiplier=self._noise(planned, trainer.max_rounds), rounds=0
+            )
+        if (
+            replace(spent, noise_multiplier=planned.noise_multiplier, rounds=planned.rounds)
+            != planned
+        ):
             raise ValueError(
-                f"ckpt_path: {trainer.ckpt_path} is of a run with another sampling or population ({spent}): its budget "
+                f"ckpt_path: {trainer.ckpt_path} is of a run with another sampling or population "
+                f"({spent}): its budget "
                 "cannot be continued; give its settings, or start a new run"
             )
         self._spent = spent
         if self._is_spent(spent) and not spent.rounds:
             raise ValueError(
-                f"trainer.privacy: one round with noise_multiplier {spent.noise_multiplier:g} spends epsilon "
-                f"{spent.epsilon(self.delta, 1):.3g}, more than {self.epsilon}: raise one of them, or leave "
+                f"trainer.privacy: one round with noise_multiplier {spent.noise_multiplier:g} "
+                "spends epsilon "
+                f"{spent.epsilon(self.delta, 1):.3g}, more than {self.epsilon}: raise one of "
+                "them, or leave "
                 "noise_multiplier out"
             )
         trainer.should_stop |= self._is_spent(spent)
 
     def plan(self, trainer: FederatedTrainer) -> Budget:
-        """The budget of all rounds of a run; the noise multiplier is 0 where it has to be calibrated.
+        """The budget of all rounds of a run.
+
+        The noise multiplier is 0 where it has to be calibrated.
 
         Args:
             trainer: The trainer, with its data.
@@ -149,7 +189,14 @@ class CentralDP(FederatedCallback):
         if self.population is not None:
             clients, cohort = self.population, self.population_cohort or cohort
         _require(cohort <= clients, "population", clients, f"it has rounds of {cohort} clients")
-        return Budget(self.noise_multiplier or 0.0, trainer.max_rounds, clients, cohort, self.sampling, self.accountant)
+        return Budget(
+            self.noise_multiplier or 0.0,
+            trainer.max_rounds,
+            clients,
+            cohort,
+            self.sampling,
+            self.accountant,
+        )
 
     def calibrate(self, trainer: FederatedTrainer) -> Budget:
         """The budget of all rounds of a run, with its noise multiplier."""
@@ -162,7 +209,9 @@ class CentralDP(FederatedCallback):
         return calibrated(replace(planned, rounds=rounds), self.epsilon, self.delta)
 
     def draw_cohort(self, trainer: FederatedTrainer) -> list[int]:
-        """The clients of a round, in drawn order; in a deployment nobody can compute them from the seed.
+        """The clients of a round, in drawn order.
+
+        In a deployment nobody can compute them from the seed.
 
         Args:
             trainer: The trainer, in the round.
@@ -176,7 +225,9 @@ class CentralDP(FederatedCallback):
         return [int(client) for client in drawn]
 
     def keep_secret(self) -> None:
-        """Take cohorts and noise from the operating system's entropy, not from the seed: for a deployment."""
+        """Take cohorts and noise from the operating system's entropy, not from the seed: for a
+        deployment.
+        """
         self._secret = True
 
     # In a round.
@@ -189,7 +240,9 @@ class CentralDP(FederatedCallback):
             model: What it has received.
         """
         sent = {**update.parameters, **update.buffers}
-        moved = torch._foreach_sub(list(sent.values()), [model[name].to(t.device) for name, t in sent.items()])
+        moved = torch._foreach_sub(
+            list(sent.values()), [model[name].to(t.device) for name, t in sent.items()]
+        )
         norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(moved)).double()))
         if norm > self.clip:
             torch._foreach_mul_(moved, self.clip / norm)
@@ -204,49 +257,71 @@ class CentralDP(FederatedCallback):
         """
         moved, _ = self.clipped(update, model)
         sent = {name: model[name].to(t.device) + t for name, t in moved.items()}
-        parameters, buffers = ({name: sent[name] for name in part} for part in (update.parameters, update.buffers))
+        parameters, buffers = (
+            {name: sent[name] for name in part} for part in (update.parameters, update.buffers)
+        )
         return replace(update, parameters=parameters, buffers=buffers)
 
-    def combine(self, updates: Iterable[ClientUpdate], trainer: FederatedTrainer) -> Iterator[ClientUpdate]:
-        """One update in place of a round's updates: the model plus the noisy mean, also if nobody has trained.
+    def combine(
+        self, updates: Iterable[ClientUpdate], trainer: FederatedTrainer
+    ) -> Iterator[ClientUpdate]:
+        """One update in place of a round's updates: the model plus the noisy mean, also if nobody
+        has trained.
 
         Args:
             updates: Those that the server has accepted, in the order of the cohort.
             trainer: The trainer, in the round.
 
         Raises:
-            ValueError: The method trains clients twice in a round, or an update has more than weights and buffers.
+            ValueError: The method trains clients twice in a round, or an update has more than
+                weights and buffers.
         """
         algorithm, spent = trainer.algorithm, self._spent
         assert spent is not None
         if self._last_round == trainer.round_index:
             raise ValueError(
-                f"trainer.privacy: {type(algorithm).__name__} trains its clients twice in a round, which the analysis "
+                f"trainer.privacy: {type(algorithm).__name__} trains its clients twice in a "
+                "round, which the analysis "
                 "does not cover: choose another method"
             )
         self._last_round = trainer.round_index
         server, names = algorithm.server, Sent.of(algorithm)
-        model = {name: server.model()[name] for name in (*names.weights, *names.buffers) if name in server.model()}
+        model = {
+            name: server.model()[name]
+            for name in (*names.weights, *names.buffers)
+            if name in server.model()
+        }
         total, clipped = {name: torch.zeros_like(t) for name, t in model.items()}, list[bool]()
         for update in updates:
-            if more := algorithm.upload_sizes(update).keys() - update.parameters.keys() - update.buffers.keys():
+            if (
+                more := algorithm.upload_sizes(update).keys()
+                - update.parameters.keys()
+                - update.buffers.keys()
+            ):
                 raise ValueError(
-                    f"trainer.privacy: {type(algorithm).__name__} uploads {', '.join(sorted(more))} beside the model, "
+                    f"trainer.privacy: {type(algorithm).__name__} uploads "
+                    f"{', '.join(sorted(more))} beside the model, "
                     "which the analysis does not cover: choose another method"
                 )
             moved, norm = self.clipped(update, model)
             clipped.append(norm > self.clip)
             torch._foreach_add_([total[name] for name in moved], list(moved.values()))
         scale = spent.noise_multiplier * self.clip * trainer.cohort_size / spent.cohort
-        signal = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(total.values())))))
+        signal = float(
+            torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(total.values()))))
+        )
         mean = self._noisy_mean(model, total, scale, trainer)
         self._spent = replace(spent, rounds=spent.rounds + 1)
-        self._report(trainer, clipped, signal, scale * sum(t.numel() for t in total.values()) ** 0.5)
+        self._report(
+            trainer, clipped, signal, scale * sum(t.numel() for t in total.values()) ** 0.5
+        )
         parameters = {name: mean[name] for name in names.weights if name in mean}
         buffers = {name: mean[name] for name in names.buffers}
         yield ClientUpdate(sampling.SERVER, parameters, buffers, num_samples=1, num_steps=1)
 
-    def _noisy_mean(self, model: State, total: State, scale: float, trainer: FederatedTrainer) -> State:
+    def _noisy_mean(
+        self, model: State, total: State, scale: float, trainer: FederatedTrainer
+    ) -> State:
         """``w + (sum + N(0, scale^2)) / m``; noise can make no variance negative."""
         rng = sampling.rng(trainer.seed, "privacy noise", trainer.round_index)
         mean = {}
@@ -257,18 +332,30 @@ class CentralDP(FederatedCallback):
             mean[name] = new.clamp(min=0) if name.endswith("running_var") else new
         return mean
 
-    def _report(self, trainer: FederatedTrainer, clipped: list[bool], signal: float, noise: float) -> None:
+    def _report(
+        self, trainer: FederatedTrainer, clipped: list[bool], signal: float, noise: float
+    ) -> None:
         assert self._spent is not None
         trainer.log("privacy/epsilon", self._spent.epsilon(self.delta))
         trainer.log("privacy/population", self._spent.clients)
         trainer.log("privacy/clipped_share", sum(clipped) / max(len(clipped), 1), len(clipped))
         trainer.log("privacy/signal_to_noise", signal / noise if noise else 0.0, float(noise > 0))
 
-    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_round_end(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+    ) -> None:
         """End the run before the round that would spend too much."""
-        if trainer.round_index < trainer.max_rounds and self._spent is not None and self._is_spent(self._spent):
+        if (
+            trainer.round_index < trainer.max_rounds
+            and self._spent is not None
+            and self._is_spent(self._spent)
+        ):
             trainer.should_stop = True
-            _log.warning("round %d: the privacy budget (epsilon %g) is spent", trainer.round_index, self.epsilon)
+            _log.warning(
+                "round %d: the privacy budget (epsilon %g) is spent",
+                trainer.round_index,
+                self.epsilon,
+            )
 
     def _is_spent(self, spent: Budget) -> bool:
         return self.epsilon is not None and spent.epsilon(self.delta, more_rounds=1) > self.epsilon
@@ -280,10 +367,14 @@ class CentralDP(FederatedCallback):
         return None if self._spent is None else self.describe_budget(self._spent)
 
     def describe_budget(self, budget: Budget) -> dict[str, Any]:
-        """A budget as :meth:`Budget.describe` says it, with the clip and whether the population is simulated."""
+        """A budget as :meth:`Budget.describe` says it, with the clip and whether the population is
+        simulated.
+        """
         described = budget.describe(self.delta) | {"clip": self.clip}
         if self.population is not None:
-            described["statement"] += "; it is simulated, and for the clients of this run there is no guarantee"
+            described["statement"] += (
+                "; it is simulated, and for the clients of this run there is no guarantee"
+            )
         return described
 
     def state_dict(self) -> dict[str, Any]:
@@ -296,7 +387,8 @@ class CentralDP(FederatedCallback):
 
 
 def uncovered(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> list[str]:
-    """What central differential privacy does not cover in a run: a sentence with the key and the remedy for each.
+    """What central differential privacy does not cover in a run: a sentence with the key and the
+    remedy for each.
 
     Args:
         trainer: The trainer, with its callbacks.
@@ -304,36 +396,47 @@ def uncovered(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> list[
     """
     method, found = type(algorithm).__name__, list[str]()
     if reason := why_not_a_mean(algorithm):
-        found.append(f"model: {method} {reason}; choose a method that averages its clients' models.")
+        found.append(
+            f"model: {method} {reason}; choose a method that averages its clients' models."
+        )
     elif algorithm.client_weighting != "uniform":
         found.append(
-            "model.client_weighting: samples weighs a client by its number of images (in SemiFL of confident ones), "
+            "model.client_weighting: samples weighs a client by its number of images (in SemiFL "
+            "of confident ones), "
             "which is private; set it to uniform."
         )
     if trainer.quarantine is not None:
         found.append(
-            "trainer.quarantine compares updates, so that one client decides about others; set it to null (clipping "
+            "trainer.quarantine compares updates, so that one client decides about others; set it "
+            "to null (clipping "
             "bounds every update)."
         )
     if trainer.aggregator is not None:
         found.append("trainer.aggregator: a robust rule has no known sensitivity; set it to null.")
     if trainer.faults.over_selection:
-        found.append("trainer.faults.over_selection: one client's time decides who else counts; set it to 0.")
+        found.append(
+            "trainer.faults.over_selection: one client's time decides who else counts; set it to 0."
+        )
     for callback in trainer.callbacks:
         name = type(callback).__name__
         measures = isinstance(callback, StaticBatchNorm) and callback.source != "server"
         if measures and has_static_batch_norm(algorithm):
             found.append(
-                f"{name}: source {getattr(callback, 'source', '')} reads the clients' images; set it to server."
+                f"{name}: source {getattr(callback, 'source', '')} reads the clients' images; set "
+                "it to server."
             )
         monitor = getattr(callback, "monitor", None)
         if monitor is not None and not monitor.startswith(("val", "test", "server/")):
-            found.append(f"{name}: monitor {monitor} is no scalar of the server's own data; watch val or server/ ones.")
+            found.append(
+                f"{name}: monitor {monitor} is no scalar of the server's own data; watch "
+                "val or server/ ones."
+            )
     return found
 
 
 def secret_normal(count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Standard normal numbers from the operating system's entropy, by the transform of Box and Muller.
+    """Standard normal numbers from the operating system's entropy, by the transform of Box and
+    Muller.
 
     Args:
         count: How many.

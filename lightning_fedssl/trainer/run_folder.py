@@ -20,7 +20,8 @@ class RunFolder:
     """The loggers of a trainer, and the folder in which they write.
 
     Args:
-        logger: ``None`` or ``True``: TensorBoard and CSV, opened by the first command; ``False``: none; or the user's.
+        logger: ``None`` or ``True``: TensorBoard and CSV, opened by the first command; ``False``:
+            none; or the user's.
         writes: Whether anything is written; False drops all loggers.
 
     Attributes:
@@ -43,7 +44,10 @@ class RunFolder:
         return self._log_dir
 
     def begin_run(self) -> None:
-        """Leave the folder of an earlier run, whose checkpoints this run would replace; loggers of the user stay."""
+        """Leave the folder of an earlier run, whose checkpoints this run would replace.
+
+        Loggers of the user stay.
+        """
         if self._has_run:
             self._forget()
         self._has_run = True
@@ -59,7 +63,8 @@ class RunFolder:
             version = reserve_version(root) if fabric.is_global_zero else 0
             self._reserved = Path(root) / f"lightning_logs/version_{version}"
             self.loggers = default_loggers(root, fabric.broadcast(version))
-        # ``experiment`` opens the files of a logger. CSV first: that logger refuses a folder that is not empty.
+        # ``experiment`` opens the files of a logger. CSV first: that logger refuses a folder that
+        # is not empty.
         for logger in reversed(self.loggers):
             getattr(logger, "experiment", None)
         self._log_dir = fabric.broadcast(self.log_dir)
@@ -73,14 +78,19 @@ class RunFolder:
         self._in_use = True
 
     def remove_if_unused(self, fabric: Fabric) -> None:
-        """Remove the folder of a command that was refused before it had done anything; the next one takes another."""
+        """Remove the folder of a command that was refused before it had done anything.
+
+        The next one takes another.
+        """
         if self._reserved is not None and not self._in_use:
             if fabric.is_global_zero:
                 shutil.rmtree(self._reserved, ignore_errors=True)
             self._forget()
 
     def _forget(self) -> None:
-        """Leave the folder; where the loggers are the default ones, the next command opens another."""
+        """Leave the folder; where the loggers are the default ones,
+        the next command opens another.
+        """
         self.loggers = [] if self._wants_default else self.loggers
         self._log_dir = self._reserved = None
         self._in_use = False
@@ -103,7 +113,9 @@ class RunFolder:
 
 
 def reserve_version(root: str) -> int:
-    """Make the next free folder ``lightning_logs/version_N`` and return N; two runs never get the same folder.
+    """Make the next free folder ``lightning_logs/version_N`` and return N.
+
+    Two runs never get the same folder.
 
     Raises:
         ValueError: If the folder cannot be made.
@@ -113,7 +125,8 @@ def reserve_version(root: str) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(
-            f"trainer.default_root_dir: the folder {folder} cannot be made ({error.strerror}); give a folder that you "
+            f"trainer.default_root_dir: the folder {folder} cannot be made ({error.strerror}); "
+            "give a folder that you "
             "may write to"
         ) from error
     numbers = [int(p.name[8:]) for p in folder.glob("version_*") if p.name[8:].isdecimal()]
@@ -144,14 +157,21 @@ def write_predictions(
     Args:
         probabilities: ``(images, classes)``.
         path: The file; its folder is made.
-        class_names: A name for each class, also in the head; with none, there is no column ``class_name``.
+        class_names: A name for each class, also in the head; with none, there is no column
+            ``class_name``.
         files: A file for each image; with none, there is no column ``file``.
     """
     names = ["file"] * bool(files) + ["prediction"] + ["class_name"] * bool(class_names)
     rows: list[list[object]] = [
-        ["image", *names, *(f"probability_{name}" for name in class_names or range(probabilities.shape[1]))]
+        [
+            "image",
+            *names,
+            *(f"probability_{name}" for name in class_names or range(probabilities.shape[1])),
+        ]
     ]
-    for index, (best, row) in enumerate(zip(probabilities.argmax(1).tolist(), probabilities.tolist(), strict=True)):
+    for index, (best, row) in enumerate(
+        zip(probabilities.argmax(1).tolist(), probabilities.tolist(), strict=True)
+    ):
         cells = [*files[index : index + 1], best, *class_names[best : best + 1]]
         rows.append([index, *cells, *(f"{p:.6g}" for p in row)])
 

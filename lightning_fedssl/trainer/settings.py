@@ -1,4 +1,6 @@
-"""The settings that affect a run's results, as plain values, which are saved and compared on resuming."""
+"""The settings that affect a run's results, as plain values, which are saved and compared on
+resuming.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,17 @@ Settings = dict[str, Any]
 
 _TRAINER = ("clients_per_round", "precision", "quarantine")
 _UNIMPORTANT = {
-    "data.root", "data.download", "data.eval_batch_size", "data.predict_root", "data.cache_dir", "model.num_classes",
-    "model.in_shape", "model.init_except", "model.init_from", "model.labeling_batch_size",
-}  # fmt: skip
+    "data.root",
+    "data.download",
+    "data.eval_batch_size",
+    "data.predict_root",
+    "data.cache_dir",
+    "model.num_classes",
+    "model.in_shape",
+    "model.init_except",
+    "model.init_from",
+    "model.labeling_batch_size",
+}
 _KERNELS = {"foreach", "fused", "differentiable", "capturable", "initial_lr"}
 """Arguments of optimizers that choose an implementation and do not affect results."""
 LONGEST_TEXT = 200
@@ -30,7 +40,9 @@ LONGEST_TEXT = 200
 
 
 def settings_of(trainer: FederatedTrainer) -> Settings:
-    """The settings of trainer, model and data; objects count by their class and their plain attributes.
+    """The settings of trainer, model and data.
+
+    Objects count by their class and their plain attributes.
 
     Data of the user's own count by hashes over all samples and labels.
 
@@ -39,12 +51,25 @@ def settings_of(trainer: FederatedTrainer) -> Settings:
     algorithm, data = trainer.algorithm, trainer.datamodule
     names = inspect.signature(FederatedDataModule).parameters
     found = {f"trainer.{name}": getattr(trainer, name) for name in _TRAINER}
-    found |= _flat("trainer", {name: getattr(trainer, name) for name in ("faults", "aggregator", "attack", "privacy")})
+    found |= _flat(
+        "trainer",
+        {name: getattr(trainer, name) for name in ("faults", "aggregator", "attack", "privacy")},
+    )
     if trainer.faults.has_late_clients:
         found |= _flat("trainer", {"system": trainer.system})
-    found |= _flat("data", {name: getattr(data, name) for name in names if name != "partition" and hasattr(data, name)})
+    found |= _flat(
+        "data",
+        {
+            name: getattr(data, name)
+            for name in names
+            if name != "partition" and hasattr(data, name)
+        },
+    )
     found |= {"data.samples_sha256": content[:16]} if (content := data.own_data_hash()) else {}
-    found |= _flat("model", {k: v for k, v in algorithm.hparams.items() if not k.endswith(("optimizer", "schedule"))})
+    found |= _flat(
+        "model",
+        {k: v for k, v in algorithm.hparams.items() if not k.endswith(("optimizer", "schedule"))},
+    )
     found |= _of_optimizer("model.optimizer", trainer.client_optimizer)
     found |= _of_optimizer("model.server_optimizer", trainer.server_optimizer)
     found |= {"model.schedule": type(algorithm.schedule).__name__}
@@ -53,7 +78,9 @@ def settings_of(trainer: FederatedTrainer) -> Settings:
 
 
 def table_row_of(trainer: FederatedTrainer) -> dict[str, str | float | bool]:
-    """The settings that distinguish runs in a table of runs, partition and length included; lists become texts.
+    """The settings that distinguish runs in a table of runs, partition and length included.
+
+    Lists become texts.
 
     Values that are not set, and lists of more than :data:`LONGEST_TEXT` characters, are left out.
     """
@@ -61,7 +88,11 @@ def table_row_of(trainer: FederatedTrainer) -> dict[str, str | float | bool]:
     found = {"trainer.max_rounds": trainer.max_rounds, **settings_of(trainer)}
     found |= {"data.dataset": data.spec.name, **_flat("data", {"partition": data.partition})}
     texts = {key: str(value) if isinstance(value, tuple) else value for key, value in found.items()}
-    return {key: value for key, value in texts.items() if value is not None and len(str(value)) <= LONGEST_TEXT}
+    return {
+        key: value
+        for key, value in texts.items()
+        if value is not None and len(str(value)) <= LONGEST_TEXT
+    }
 
 
 def differences(saved: Settings, now: Settings) -> list[str]:
@@ -81,14 +112,19 @@ def _of_optimizer(key: str, optimizer: Optimizer) -> Settings:
 
 
 def _flat(prefix: str, values: Mapping[Any, Any], depth: int = 4) -> Settings:
-    """The plain values, and those inside of mappings, lists, objects, and classes with their arguments."""
+    """The plain values, and those inside of mappings, lists, objects, and classes with their
+    arguments.
+    """
     flat: Settings = {}
     for name, value in values.items():
         key = f"{prefix}.{name}"
         if isinstance(value, functools.partial):
             flat |= {key: getattr(value.func, "__name__", ""), **_flat(key, value.keywords)}
         elif isinstance(value, dict) and "class_path" in value:
-            flat |= {key: value["class_path"].rpartition(".")[2], **_flat(key, value.get("init_args", {}))}
+            flat |= {
+                key: value["class_path"].rpartition(".")[2],
+                **_flat(key, value.get("init_args", {})),
+            }
         elif str(name).startswith("_"):
             continue
         elif _is_plain(value):
@@ -99,12 +135,19 @@ def _flat(prefix: str, values: Mapping[Any, Any], depth: int = 4) -> Settings:
 
 
 def _parts(key: str, value: Any) -> Mapping[Any, Any] | None:
-    """What a value consists of by name; None for what is not compared: data, networks, tensors and functions."""
+    """What a value consists of by name.
+
+    None for what is not compared: data, networks, tensors and functions.
+    """
     if isinstance(value, dict):
         return value
     if isinstance(value, list | tuple):
         return dict(enumerate(value))
-    if key == "data.dataset" or isinstance(value, nn.Module | Tensor | type) or not hasattr(value, "__dict__"):
+    if (
+        key == "data.dataset"
+        or isinstance(value, nn.Module | Tensor | type)
+        or not hasattr(value, "__dict__")
+    ):
         return None
     return None if inspect.isroutine(value) else vars(value)
 

@@ -1,4 +1,6 @@
-"""Prepares a command from the keys of a trainer, an algorithm and data: everything before the first round."""
+"""Prepares a command from the keys of a trainer, an algorithm and data: everything before the first
+round.
+"""
 
 from __future__ import annotations
 
@@ -48,29 +50,37 @@ FEWEST_VALIDATION = 5
 
 
 def refuse_other_classes(model: object, datamodule: object) -> None:
-    """Refuse a model or data that a federation cannot train on, and hooks that only Lightning's loop calls.
+    """Refuse a model or data that a federation cannot train on, and hooks that only Lightning's
+    loop calls.
 
     Raises:
         TypeError: If the model is no federated algorithm.
-        ValueError: If the data are not federated; or names a hook of the model, and what to use instead.
+        ValueError: If the data are not federated; or names a hook of the model, and what to use
+            instead.
     """
     if not isinstance(model, FederatedAlgorithm):
         raise TypeError(
-            f"FederatedTrainer trains a FederatedAlgorithm, and {type(model).__name__} is none: give a "
-            "LightningModule to FedAvg.from_lightning, its network to a method as model.network, or derive a method "
+            f"FederatedTrainer trains a FederatedAlgorithm, and {type(model).__name__} is none: "
+            "give a "
+            "LightningModule to FedAvg.from_lightning, its network to a method as model.network, "
+            "or derive a method "
             "from lightning_fedssl.FederatedAlgorithm"
         )
     if "network_factory" not in vars(model):
         raise ValueError(
-            f"{type(model).__name__}.__init__ does not call super().__init__(...) with the arguments of its base"
+            f"{type(model).__name__}.__init__ does not call super().__init__(...) with the "
+            "arguments of its base"
         )
     hooks = [name for name in dir(ModelHooks) if name.startswith("on_")]
     for name in (*hooks, "configure_optimizers", "optimizer_step", "lr_scheduler_step"):
         if getattr(type(model), name) is not getattr(FederatedAlgorithm, name, None):
             raise ValueError(
-                f"{type(model).__name__}.{name} is a hook of Lightning's loop, which a federated run does not call: "
-                "give optimizers as model.optimizer, model.server_optimizer and model.schedule, and use the hooks of a "
-                "FederatedCallback or the functions of FederatedAlgorithm, such as on_round_start and on_client_start"
+                f"{type(model).__name__}.{name} is a hook of Lightning's loop, which a federated "
+                "run does not call: "
+                "give optimizers as model.optimizer, model.server_optimizer and model.schedule, "
+                "and use the hooks of a "
+                "FederatedCallback or the functions of FederatedAlgorithm, such as on_round_start "
+                "and on_client_start"
             )
     require_federated(datamodule)
 
@@ -92,12 +102,18 @@ def prepare(trainer: FederatedTrainer, stage: str) -> None:
     refuse_unsuitable_data(trainer, stage)
     if stage == "fit":
         warn_of_what_costs(trainer)
-    EvaluationMetrics(trainer.metrics, datamodule.num_classes)  # refuses unusable metrics before the first round
+    EvaluationMetrics(
+        trainer.metrics, datamodule.num_classes
+    )  # refuses unusable metrics before the first round
     algorithm.trainer = trainer
     prepare_model(trainer, algorithm, datamodule)
     weights = [p for p in algorithm.parameters() if p.requires_grad]
-    trainer.client_optimizer = build_optimizer(algorithm.optimizer_factory, weights, "model.optimizer")
-    trainer.server_optimizer = build_optimizer(algorithm.server_optimizer_factory, weights, "model.server_optimizer")
+    trainer.client_optimizer = build_optimizer(
+        algorithm.optimizer_factory, weights, "model.optimizer"
+    )
+    trainer.server_optimizer = build_optimizer(
+        algorithm.server_optimizer_factory, weights, "model.server_optimizer"
+    )
     if stage == "fit":
         trainer.folder.begin_run()
     trainer.folder.open(trainer.default_root_dir, fabric)
@@ -127,15 +143,22 @@ def refuse_unsuitable_data(trainer: FederatedTrainer, stage: str) -> None:
     if trainer.draws_all_of_few:
         trainer.clients_per_round = min(10, datamodule.num_clients)
     if trainer.selected > datamodule.num_clients:
-        over = f" (with trainer.faults.over_selection: {trainer.selected})" if trainer.faults.over_selection else ""
+        over = (
+            f" (with trainer.faults.over_selection: {trainer.selected})"
+            if trainer.faults.over_selection
+            else ""
+        )
         raise ValueError(
-            f"trainer.clients_per_round {trainer.clients_per_round}{over} is more than data.num_clients "
+            f"trainer.clients_per_round {trainer.clients_per_round}{over} is more than "
+            "data.num_clients "
             f"{datamodule.num_clients}: lower the first or raise the second"
         )
     if trainer.faults.has_late_clients and isinstance(algorithm, JointAlgorithm):
         raise ValueError(
-            f"trainer.faults: deadline_s and over_selection cannot be used with {type(algorithm).__name__}: its server "
-            "trains on the features of all clients at every step, so no client can be left out at the end of a round"
+            "trainer.faults: deadline_s and over_selection cannot be used with "
+            f"{type(algorithm).__name__}: its server "
+            "trains on the features of all clients at every step, so no client can be left out at "
+            "the end of a round"
         )
     if trainer.attack is not None:
         trainer.attack.check_data(datamodule)
@@ -143,18 +166,23 @@ def refuse_unsuitable_data(trainer: FederatedTrainer, stage: str) -> None:
     for key, rule in {"aggregator": trainer.aggregator, "attack": attack}.items():
         if rule is not None and (reason := why_not_a_mean(algorithm)):
             raise ValueError(
-                f"trainer.{key}: {type(rule).__name__} cannot be used with {type(algorithm).__name__}, which {reason}: "
-                "choose a method that averages its clients' models, such as FedAvg, FixMatch or SemiFL"
+                f"trainer.{key}: {type(rule).__name__} cannot be used with "
+                f"{type(algorithm).__name__}, which {reason}: "
+                "choose a method that averages its clients' models, such as FedAvg, FixMatch or "
+                "SemiFL"
             )
     algorithm.check_data(datamodule)
 
 
 def warn_of_what_costs(trainer: FederatedTrainer) -> None:
-    """Warn of clients without images, of few validation images, and of bfloat16 on a processor that emulates it."""
+    """Warn of clients without images, of few validation images, and of bfloat16 on a processor that
+    emulates it.
+    """
     datamodule = trainer.datamodule
     if empty := datamodule.clients_without_images():
         _log.warning(
-            "%d of %d clients have no %s and skip every round (%s); change data.partition or lower data.num_clients "
+            "%d of %d clients have no %s and skip every round (%s); change data.partition or "
+            "lower data.num_clients "
             "if this is not intended",
             len(empty), datamodule.num_clients, datamodule.spec.noun,
             ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else ""),
@@ -162,13 +190,20 @@ def warn_of_what_costs(trainer: FederatedTrainer) -> None:
     images = len(datamodule.validation_labels)
     if 0 < images < FEWEST_VALIDATION * datamodule.num_classes:
         _log.warning(
-            "there are %d validation %ss for %d classes: val/accuracy and the choice of the best round are uncertain; "
-            "give more labelled data, a larger data.validation, or, for a trial, data.validation: test",
+            "there are %d validation %ss for %d classes: val/accuracy and the choice of the best "
+            "round are uncertain; "
+            "give more labelled data, a larger data.validation, or, for a trial, data.validation: "
+            "test",
             images, datamodule.spec.noun, datamodule.num_classes,
         )  # fmt: skip
-    emulates = platform.machine() == "x86_64" and "AVX512" not in torch.backends.cpu.get_cpu_capability()
+    emulates = (
+        platform.machine() == "x86_64" and "AVX512" not in torch.backends.cpu.get_cpu_capability()
+    )
     if trainer.precision == "bf16-mixed" and trainer.fabric.device.type == "cpu" and emulates:
-        _log.warning("this processor has no instructions for bfloat16 (AVX512): --trainer.precision 32-true is faster")
+        _log.warning(
+            "this processor has no instructions for bfloat16 (AVX512): --trainer.precision "
+            "32-true is faster"
+        )
 
 
 def build_model(algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) -> None:
@@ -178,17 +213,27 @@ def build_model(algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) 
         ValueError: If an argument of the algorithm is no usable number, or contradicts the data.
     """
     for key, value in algorithm.hparams.items():
-        if (isinstance(value, float) and math.isnan(value)) or (isinstance(value, int) and abs(value) >= 10**18):
+        if (isinstance(value, float) and math.isnan(value)) or (
+            isinstance(value, int) and abs(value) >= 10**18
+        ):
             raise ValueError(f"model.{key} is {value}: give a finite number below 1e18")
     for name in ("num_classes", "in_shape"):
         given, actual = getattr(algorithm, name), getattr(datamodule, name)
-        if given is not None and given not in (actual, list(actual) if isinstance(actual, tuple) else actual):
-            raise ValueError(f"model.{name} is {given}, but the data have {actual}: leave it out, the data set it")
+        if given is not None and given not in (
+            actual,
+            list(actual) if isinstance(actual, tuple) else actual,
+        ):
+            raise ValueError(
+                f"model.{name} is {given}, but the data have {actual}: leave it out, the data set "
+                "it"
+            )
         setattr(algorithm, name, actual)
     algorithm.configure_model()
 
 
-def prepare_model(trainer: FederatedTrainer, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) -> None:
+def prepare_model(
+    trainer: FederatedTrainer, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule
+) -> None:
     """Build the network for the data, and put it and the global model on the device."""
     fabric = trainer.fabric
     build_model(algorithm, datamodule)
@@ -205,8 +250,16 @@ def choose_callbacks(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -
     """The user's callbacks, those that the algorithm needs, and the defaults."""
     needed = callback_list.as_list(algorithm.configure_callbacks())
     if has_static_batch_norm(algorithm):
-        needed.append(StaticBatchNorm(source="moments", for_clients=algorithm.clients_use_statistics))
-    defaults: list[Callback] = [PseudoLabelQuality(), CollapseDetector(), RoundProgress(), RunResult(), Dashboard()]
+        needed.append(
+            StaticBatchNorm(source="moments", for_clients=algorithm.clients_use_statistics)
+        )
+    defaults: list[Callback] = [
+        PseudoLabelQuality(),
+        CollapseDetector(),
+        RoundProgress(),
+        RunResult(),
+        Dashboard(),
+    ]
     if trainer.metrics:
         defaults.append(MetricMatrices())
     if trainer.system is not None:
@@ -221,7 +274,8 @@ def choose_callbacks(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -
 
 
 def build_optimizer(factory: OptimizerCallable, weights: Sequence[Tensor], key: str) -> Optimizer:
-    """The optimizer of clients or server, with its fused kernel where the user chose no implementation.
+    """The optimizer of clients or server, with its fused kernel where the user chose no
+    implementation.
 
     Args:
         factory: From the configuration.
@@ -235,19 +289,29 @@ def build_optimizer(factory: OptimizerCallable, weights: Sequence[Tensor], key: 
         optimizer = factory(weights)
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ValueError(f"{key}: {reason}; change {key}.init_args, or choose another optimizer") from error
+        raise ValueError(
+            f"{key}: {reason}; change {key}.init_args, or choose another optimizer"
+        ) from error
     for name, value in optimizer.defaults.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{key}.init_args.{name} is {value}: give a finite number")
     closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if isinstance(optimizer, torch.optim.SparseAdam) or (closure and closure.default is inspect.Parameter.empty):
+    if isinstance(optimizer, torch.optim.SparseAdam) or (
+        closure and closure.default is inspect.Parameter.empty
+    ):
         raise ValueError(
-            f"{key} is {type(optimizer).__name__}, which needs sparse gradients or computes the loss several times in "
+            f"{key} is {type(optimizer).__name__}, which needs sparse gradients or computes the "
+            "loss several times in "
             "a step; choose one that makes a step from one gradient, such as SGD or Adam"
         )
     for group in optimizer.param_groups:
-        # Not with dampening: the first step is none from a momentum of 0, and fused SGD needs all momenta or none.
-        chosen = group.get("foreach") is not None or group.get("differentiable") or group.get("dampening")
+        # Not with dampening: the first step is none from a momentum of 0, and fused SGD needs all
+        # momenta or none.
+        chosen = (
+            group.get("foreach") is not None
+            or group.get("differentiable")
+            or group.get("dampening")
+        )
         if group.get("fused", False) is None and not chosen:
             group["fused"] = True
     return optimizer

@@ -12,11 +12,13 @@ from typing import Any
 _log = logging.getLogger(__name__)
 
 SAME_SECONDS = 1.0
-"""Signals within this time are one: a terminal sends Ctrl-C to the ranks, and so does the calling process."""
+"""Signals within this time are one: a terminal sends Ctrl-C to the ranks, and so does the calling
+process."""
 
 
 class StopRequest:
-    """A context in which one SIGINT or SIGTERM stops the run after the current round, and a second one at once.
+    """A context in which one SIGINT or SIGTERM stops the run after the current round, and a second
+    one at once.
 
     Attributes:
         signal_name: The name of the signal that was received, or None.
@@ -34,7 +36,10 @@ class StopRequest:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
@@ -46,5 +51,7 @@ class StopRequest:
             raise KeyboardInterrupt
         self.signal_name, self._received = signal.Signals(number).name, time.monotonic()
         _log.warning(
-            "%s: the run stops after this round; a second signal stops it at once and drops the round", self.signal_name
+            "%s: the run stops after this round; a second signal stops it at once and drops the "
+            "round",
+            self.signal_name,
         )

@@ -29,7 +29,14 @@ from lightning_fedssl.local_training import LocalTraining, stack_size
 from lightning_fedssl.metrics import Counter, MetricCollector, as_tensors
 from lightning_fedssl.state import Direction, ServerState, frozen_state, load_state
 from lightning_fedssl.system import Faults, Outcome, SystemModel
-from lightning_fedssl.trainer import callback_list, checkpointing, evaluation, fit_loop, launch, setup
+from lightning_fedssl.trainer import (
+    callback_list,
+    checkpointing,
+    evaluation,
+    fit_loop,
+    launch,
+    setup,
+)
 from lightning_fedssl.trainer.aggregators import Aggregator
 from lightning_fedssl.trainer.attacks import Attack
 from lightning_fedssl.trainer.evaluation_metrics import MetricFactory, MetricName
@@ -54,69 +61,90 @@ _LIGHTNINGS_KEYS = {
 }
 """Keys of Lightning's trainer, and what to give instead."""
 
-BYTES: dict[Direction, str] = {"down": "communication/download_bytes", "up": "communication/upload_bytes"}
+BYTES: dict[Direction, str] = {
+    "down": "communication/download_bytes",
+    "up": "communication/upload_bytes",
+}
 """The scalar that counts the bytes of each direction."""
 
 
 class _NamesKeys(type):
-    """Refuses keys of Lightning's trainer that have other names here; the command line reads the constructor alone."""
+    """Refuses keys of Lightning's trainer that have other names here.
+
+    The command line reads the constructor alone.
+    """
 
     def __call__(cls, *arguments: Any, **keys: Any) -> Any:
         if wrong := [key for key in keys if key in _LIGHTNINGS_KEYS]:
-            raise TypeError(f"FederatedTrainer has no {wrong[0]}: give {_LIGHTNINGS_KEYS[wrong[0]]}")
+            raise TypeError(
+                f"FederatedTrainer has no {wrong[0]}: give {_LIGHTNINGS_KEYS[wrong[0]]}"
+            )
         return super().__call__(*arguments, **keys)
 
 
 class FederatedTrainer(metaclass=_NamesKeys):
-    """Simulates a federation: draws the clients of each round, lets the algorithm train, evaluates, logs and saves.
+    """Simulates a federation: draws the clients of each round, lets the algorithm train, evaluates,
+    logs and saves.
 
     Args:
         max_rounds: T, rounds of the whole run.
-        clients_per_round: Clients drawn in a round (C * M in the papers); left out: 10, or all if there are fewer.
-        clients_at_once: Clients stacked on one device (vectorized training); 1 trains them one after another. ``auto``:
-            1 on a CPU, on a GPU as many as fit into its memory. On a CPU the clients of a round are divided into as few
-            stacks as possible, each of which one process trains. In split learning (Semi-SFL) it is the number of
-            clients whose parts of the network are stacked; there ``auto`` is all clients on a GPU.
+        clients_per_round: Clients drawn in a round (C * M in the papers); left out: 10, or all if
+            there are fewer.
+        clients_at_once: Clients stacked on one device (vectorized training); 1 trains them one
+            after another. ``auto``: 1 on a CPU, on a GPU as many as fit into its memory. On a CPU
+            the clients of a round are divided into as few stacks as possible, each of which one
+            process trains. In split learning (Semi-SFL) it is the number of clients whose parts of
+            the network are stacked; there ``auto`` is all clients on a GPU.
         accelerator: ``cpu``, ``gpu``, ``auto``, ... as in Lightning.
-        devices: Number or list of devices on a node; each trains its share of a round's clients. Left out: one; the
-            command ``fit`` on the command line takes ``auto`` on a CPU. ``auto``: all GPUs; on a CPU as many processes
-            as there are cores to use (with OMP_NUM_THREADS set, cores for that many threads each), but no more than a
-            round has clients, or stacks. The result is bitwise that of one process.
-        strategy: ``ddp``, ``ddp_fork``, ``ddp_spawn``, ... of Fabric: how several devices are run. ``auto``: ddp; on a
-            CPU under Linux ``ddp_fork``: the processes exist for one command and report the model and the scalars to
-            the process that called it.
-        precision: As in Fabric: ``32-true``; ``bf16-mixed`` or ``16-mixed`` (GPU) for 16-bit arithmetic on 32-bit
-            weights; ``64-true`` for 64-bit everything.
-        channels_last: Store convolutions' weights and images with the channels last: faster kernels, the same numbers
-            up to rounding.
-        callbacks: Callbacks in addition to those that the algorithm needs. A callback of the same class replaces the
-            algorithm's.
-        system: Speeds of simulated devices and links; the simulated time of the run is logged as ``system/*``.
-        faults: Clients that drop out or are late: ``availability``, ``deadline_s``, ``over_selection``
-            (:class:`~lightning_fedssl.system.Faults`).
-        quarantine: Reject a client's update that moved the weights by more than this many times the round's median
-            movement, and by more than the weights' own norm (with at least 3 valid updates in the round): an update
-            that has exploded. It is logged with its client and counted as ``client/refused``. null accepts every valid
-            update. A movement begins at the weights that the client received: the global weights, or, with FedRGD,
-            EASGD and Overlap Local-SGD, those of its group or slot. The weights' own norm is the norm of these weights,
-            times the schedule's factor of the learning rate.
-        aggregator: A robust rule that combines the clients' updates in place of the mean: ``Median``, ``TrimmedMean``,
-            ``Krum``, ``MultiKrum``, ``GeometricMedian``, or a subclass of ``Aggregator``.
-        attack: A share of the clients attacks: ``SignFlip``, ``ScaledUpdate``, ``GaussianUpdate``, ``ALIE``,
-            ``LabelFlip``, ``PseudoLabelPoison``, or a subclass of ``Attack``.
-        privacy: Differential privacy for clients: :class:`~lightning_fedssl.trainer.CentralDP`, which clips updates and
-            adds noise to their sum.
-        logger: ``null`` or ``true``: TensorBoard and CSV below ``default_root_dir``, in a new folder for every ``fit``;
-            ``false``: none; or loggers of your own, which keep their folder. Without a logger the checkpoints are in
-            ``checkpoints`` below ``default_root_dir``, where a new run replaces an earlier one's.
-        metrics: Metrics in addition to loss and accuracy: ``macro_f1``, ``recall`` (per class), ``auroc``,
-            ``calibration_error``, ``confusion_matrix``, or the class of any metric of torchmetrics or of your own.
-            ``num_classes`` is filled in from the data. A metric ``M`` is logged as ``val/m`` and ``test/m``.
-        check_val_every_n_rounds: Evaluate on the validation images every n rounds, and in the last one.
-        fast_dev_run: A test of the configuration: one round with two clients and one step each; no files are written.
-        deterministic: Use deterministic kernels only (as PyTorch's ``use_deterministic_algorithms``).
-        allow_changed: Let a run resume with other settings or data than its checkpoint's, and let a checkpoint be
-            evaluated on data with other class names or another normalisation; otherwise an error names what differs.
+        devices: Number or list of devices on a node; each trains its share of a round's clients.
+            Left out: one; the command ``fit`` on the command line takes ``auto`` on a CPU.
+            ``auto``: all GPUs; on a CPU as many processes as there are cores to use (with
+            OMP_NUM_THREADS set, cores for that many threads each), but no more than a round has
+            clients, or stacks. The result is bitwise that of one process.
+        strategy: ``ddp``, ``ddp_fork``, ``ddp_spawn``, ... of Fabric: how several devices are run.
+            ``auto``: ddp; on a CPU under Linux ``ddp_fork``: the processes exist for one command
+            and report the model and the scalars to the process that called it.
+        precision: As in Fabric: ``32-true``; ``bf16-mixed`` or ``16-mixed`` (GPU) for 16-bit
+            arithmetic on 32-bit weights; ``64-true`` for 64-bit everything.
+        channels_last: Store convolutions' weights and images with the channels last: faster
+            kernels, the same numbers up to rounding.
+        callbacks: Callbacks in addition to those that the algorithm needs. A callback of the same
+            class replaces the algorithm's.
+        system: Speeds of simulated devices and links; the simulated time of the run is logged as
+            ``system/*``.
+        faults: Clients that drop out or are late: ``availability``, ``deadline_s``,
+            ``over_selection`` (:class:`~lightning_fedssl.system.Faults`).
+        quarantine: Reject a client's update that moved the weights by more than this many times the
+            round's median movement, and by more than the weights' own norm (with at least 3 valid
+            updates in the round): an update that has exploded. It is logged with its client and
+            counted as ``client/refused``. null accepts every valid update. A movement begins at the
+            weights that the client received: the global weights, or, with FedRGD, EASGD and Overlap
+            Local-SGD, those of its group or slot. The weights' own norm is the norm of these
+            weights, times the schedule's factor of the learning rate.
+        aggregator: A robust rule that combines the clients' updates in place of the mean:
+            ``Median``, ``TrimmedMean``, ``Krum``, ``MultiKrum``, ``GeometricMedian``, or a subclass
+            of ``Aggregator``.
+        attack: A share of the clients attacks: ``SignFlip``, ``ScaledUpdate``, ``GaussianUpdate``,
+            ``ALIE``, ``LabelFlip``, ``PseudoLabelPoison``, or a subclass of ``Attack``.
+        privacy: Differential privacy for clients: :class:`~lightning_fedssl.trainer.CentralDP`,
+            which clips updates and adds noise to their sum.
+        logger: ``null`` or ``true``: TensorBoard and CSV below ``default_root_dir``, in a new
+            folder for every ``fit``; ``false``: none; or loggers of your own, which keep their
+            folder. Without a logger the checkpoints are in ``checkpoints`` below
+            ``default_root_dir``, where a new run replaces an earlier one's.
+        metrics: Metrics in addition to loss and accuracy: ``macro_f1``, ``recall`` (per class),
+            ``auroc``, ``calibration_error``, ``confusion_matrix``, or the class of any metric of
+            torchmetrics or of your own. ``num_classes`` is filled in from the data. A metric ``M``
+            is logged as ``val/m`` and ``test/m``.
+        check_val_every_n_rounds: Evaluate on the validation images every n rounds, and in the last
+            one.
+        fast_dev_run: A test of the configuration: one round with two clients and one step each; no
+            files are written.
+        deterministic: Use deterministic kernels only (as PyTorch's
+            ``use_deterministic_algorithms``).
+        allow_changed: Let a run resume with other settings or data than its checkpoint's, and let a
+            checkpoint be evaluated on data with other class names or another normalisation;
+            otherwise an error names what differs.
         enable_progress_bar: Print one line per round, and the result.
         default_root_dir: Where runs are written; the current folder if left out.
 
@@ -129,27 +157,35 @@ class FederatedTrainer(metaclass=_NamesKeys):
         callbacks: The callbacks of the run, in the order in which they are called.
         listeners: By the name of each hook, the callbacks that override it.
         ckpt_path: The checkpoint that the command resumes or evaluates; None if there is none.
-        round_index: The round, from 1; before the first 0, or the round of the checkpoint that the run resumes.
+        round_index: The round, from 1; before the first 0, or the round of the checkpoint that the
+            run resumes.
         cohort: The clients of this round, in drawn order, the same on every rank.
-        participation: What became of each selected client, in drawn order, the same on every rank. Of this round from
-            ``on_global_model`` on, before that of the round before. Empty if no client was trained.
-        step_work: With ``system``, what a step of each client of this rank computes, in plain steps.
+        participation: What became of each selected client, in drawn order, the same on every rank.
+            Of this round from ``on_global_model`` on, before that of the round before. Empty if no
+            client was trained.
+        step_work: With ``system``, what a step of each client of this rank computes, in plain
+            steps.
         total_bytes: Bytes that clients received and sent in all rounds.
-        should_stop: Whether the run ends after this round; a callback may set it, on any rank. A callback that sets it
-            in ``on_fit_start`` or ``on_train_start`` of a run that resumes ends that run at once.
+        should_stop: Whether the run ends after this round; a callback may set it, on any rank. A
+            callback that sets it in ``on_fit_start`` or ``on_train_start`` of a run that resumes
+            ends that run at once.
         callback_metrics: The last value of every scalar, by name.
-        metric_values: The last value of every evaluation metric, by name, such as the matrix ``val/confusion_matrix``.
+        metric_values: The last value of every evaluation metric, by name, such as the matrix
+            ``val/confusion_matrix``.
         metric_rounds: The round of the model that ``val`` and ``test`` have evaluated last.
         predictions: Class probabilities of the last ``predict``, ``(test images, classes)``.
         predictions_file: The file that they were written to.
-        state: Lightning's name for the command, and whether it runs, was interrupted or has finished.
+        state: Lightning's name for the command, and whether it runs, was interrupted or has
+            finished.
         client_optimizer: The optimizer of the clients' steps.
         server_optimizer: The optimizer of the server's steps.
         local_training: Trains the clients of a round.
         collector: The weighted means of this round.
         counter: The sums of this round.
-        lr_factor: The schedule's larger factor of the learning rate of this round and the next one; at most 1.
-        bytes_of_round: What clients received and sent in the last round of this command; None before it.
+        lr_factor: The schedule's larger factor of the learning rate of this round and the next one;
+            at most 1.
+        bytes_of_round: What clients received and sent in the last round of this command; None
+            before it.
     """
 
     seed: int
@@ -231,17 +267,27 @@ class FederatedTrainer(metaclass=_NamesKeys):
 
     def _check_settings(self) -> None:
         """Refuse values that a configuration's types cannot."""
-        for key in ("max_rounds", "clients_per_round", "check_val_every_n_rounds", "clients_at_once"):
+        for key in (
+            "max_rounds",
+            "clients_per_round",
+            "check_val_every_n_rounds",
+            "clients_at_once",
+        ):
             value = getattr(self, key)
-            if not (isinstance(value, Integral) and int(value) >= 1) and (key, value) != ("clients_at_once", "auto"):
+            if not (isinstance(value, Integral) and int(value) >= 1) and (key, value) != (
+                "clients_at_once",
+                "auto",
+            ):
                 raise ValueError(f"trainer.{key} is {value}: give a whole number of at least 1")
         if self.quarantine is not None and not self.quarantine > 1:
             raise ValueError(
-                f"trainer.quarantine is {self.quarantine}: give a factor above 1, or null to accept every update"
+                f"trainer.quarantine is {self.quarantine}: give a factor above 1, or null to "
+                "accept every update"
             )
         if self.faults.deadline_s is not None and self.system is None:
             raise ValueError(
-                "trainer.faults.deadline_s needs trainer.system, which says how long a client takes: set it to a "
+                "trainer.faults.deadline_s needs trainer.system, which says how long a client "
+                "takes: set it to a "
                 "SystemModel, or leave the deadline out"
             )
 
@@ -262,59 +308,81 @@ class FederatedTrainer(metaclass=_NamesKeys):
     def set_callbacks(self, callbacks: Sequence[Callback]) -> None:
         """Call the hooks of these callbacks from now on, in this order."""
         self.callbacks = list(callbacks)
-        hooks = ["setup", "teardown", *(name for name in dir(FederatedCallback) if name.startswith("on_"))]
-        self.listeners = {hook: [c for c in callbacks if callback_list.overrides(c, hook)] for hook in hooks}
+        hooks = [
+            "setup",
+            "teardown",
+            *(name for name in dir(FederatedCallback) if name.startswith("on_")),
+        ]
+        self.listeners = {
+            hook: [c for c in callbacks if callback_list.overrides(c, hook)] for hook in hooks
+        }
 
     # The commands.
 
     def fit(
-        self, model: FederatedAlgorithm, datamodule: FederatedDataModule, ckpt_path: str | Path | None = None
+        self,
+        model: FederatedAlgorithm,
+        datamodule: FederatedDataModule,
+        ckpt_path: str | Path | None = None,
     ) -> None:
         """Train for ``max_rounds`` rounds, then test the last model.
 
         Args:
             model: The algorithm.
             datamodule: The data and their partition.
-            ckpt_path: The checkpoint to resume: a path, or ``last`` or ``best`` of the newest run below
-                ``default_root_dir``.
+            ckpt_path: The checkpoint to resume: a path, or ``last`` or ``best`` of the newest run
+                below ``default_root_dir``.
         """
         self._run("fit", model, datamodule, ckpt_path)
 
     def validate(
-        self, model: FederatedAlgorithm, datamodule: FederatedDataModule, ckpt_path: str | Path | None = None
+        self,
+        model: FederatedAlgorithm,
+        datamodule: FederatedDataModule,
+        ckpt_path: str | Path | None = None,
     ) -> dict[str, float]:
         """Evaluate on the validation images.
 
         Args:
             model: The algorithm.
             datamodule: The data.
-            ckpt_path: The checkpoint to evaluate: a path, ``last`` or ``best``; the current model if left out.
+            ckpt_path: The checkpoint to evaluate: a path, ``last`` or ``best``; the current model
+                if left out.
         """
         return self._run("validate", model, datamodule, ckpt_path)
 
     def test(
-        self, model: FederatedAlgorithm, datamodule: FederatedDataModule, ckpt_path: str | Path | None = None
+        self,
+        model: FederatedAlgorithm,
+        datamodule: FederatedDataModule,
+        ckpt_path: str | Path | None = None,
     ) -> dict[str, float]:
         """Evaluate on the test images.
 
         Args:
             model: The algorithm.
             datamodule: The data.
-            ckpt_path: The checkpoint to evaluate: a path, ``last`` or ``best``; the current model if left out.
+            ckpt_path: The checkpoint to evaluate: a path, ``last`` or ``best``; the current model
+                if left out.
         """
         return self._run("test", model, datamodule, ckpt_path)
 
     def predict(
-        self, model: FederatedAlgorithm, datamodule: FederatedDataModule, ckpt_path: str | Path | None = None
+        self,
+        model: FederatedAlgorithm,
+        datamodule: FederatedDataModule,
+        ckpt_path: str | Path | None = None,
     ) -> Tensor | None:
         """Class probabilities of the test images, or of the new images in ``data.predict_root``.
 
-        They are written to ``predictions.csv`` in the run folder, with class names, and file names of new images.
+        They are written to ``predictions.csv`` in the run folder, with class names, and file names
+        of new images.
 
         Args:
             model: The algorithm.
             datamodule: The data.
-            ckpt_path: The checkpoint to use: a path, ``last`` or ``best``; the current model if left out.
+            ckpt_path: The checkpoint to use: a path, ``last`` or ``best``; the current model if
+                left out.
 
         Returns:
             ``(images, classes)``.
@@ -323,16 +391,25 @@ class FederatedTrainer(metaclass=_NamesKeys):
         return self.predictions
 
     def _run(
-        self, stage: str, model: FederatedAlgorithm, datamodule: FederatedDataModule, ckpt_path: str | Path | None
+        self,
+        stage: str,
+        model: FederatedAlgorithm,
+        datamodule: FederatedDataModule,
+        ckpt_path: str | Path | None,
     ) -> dict[str, float]:
         """Run a command on all ranks."""
         setup.refuse_other_classes(model, datamodule)
         self.ckpt_path = checkpointing.find(ckpt_path, Path(self.default_root_dir))
         self.algorithm, self.datamodule = model, datamodule
-        if launch.forks(self.fabric):  # the ranks share the memory of the data, and a refusal is raised once
+        if launch.forks(
+            self.fabric
+        ):  # the ranks share the memory of the data, and a refusal is raised once
             setup.read_data(datamodule, stage)
             setup.refuse_unsuitable_data(self, stage)
-        arguments, launched = (self, stage, model, datamodule), cast(Callable[..., Any], self.fabric.launch)
+        arguments, launched = (
+            (self, stage, model, datamodule),
+            cast(Callable[..., Any], self.fabric.launch),
+        )
         with launch.settings(self.fabric.device, self.deterministic), launch.report() as report:
             with report.expected():
                 metrics: dict[str, float] = (
@@ -348,7 +425,10 @@ class FederatedTrainer(metaclass=_NamesKeys):
         return metrics
 
     def outcome(self) -> dict[str, Any]:
-        """What a command leaves in this trainer, as tensors and plain values; see :meth:`_adopt`."""
+        """What a command leaves in this trainer, as tensors and plain values.
+
+        See :meth:`_adopt`.
+        """
         model = self.algorithm
         return {
             "model": {**frozen_state(model), **model.server.model()},
@@ -367,9 +447,15 @@ class FederatedTrainer(metaclass=_NamesKeys):
         }
 
     def _adopt(
-        self, stage: str, model: FederatedAlgorithm, datamodule: FederatedDataModule, outcome: dict[str, Any]
+        self,
+        stage: str,
+        model: FederatedAlgorithm,
+        datamodule: FederatedDataModule,
+        outcome: dict[str, Any],
     ) -> None:
-        """Take over the outcome of other processes, which had copies of the trainer and the algorithm."""
+        """Take over the outcome of other processes, which had copies of the trainer and the
+        algorithm.
+        """
         self.seed, self.algorithm, self.datamodule = sampling.global_seed(), model, datamodule
         setup.read_data(datamodule, stage)
         setup.build_model(model, datamodule)
@@ -382,19 +468,26 @@ class FederatedTrainer(metaclass=_NamesKeys):
         states = outcome.pop("callbacks")
         for callback in self.callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.state_key in states:
-                callback.dirpath = states[callback.state_key]["dirpath"]  # without it, it reloads no scores
+                callback.dirpath = states[callback.state_key][
+                    "dirpath"
+                ]  # without it, it reloads no scores
         checkpointing.restore(self.callbacks, states)
         vars(self).update(outcome)
 
     # What callbacks and the functions of a run may do.
 
     def call(self, hook: str, *arguments: Any) -> None:
-        """Call a hook of the callbacks that override it; its first two arguments are the trainer and the algorithm."""
+        """Call a hook of the callbacks that override it.
+
+        Its first two arguments are the trainer and the algorithm.
+        """
         for callback in self.listeners[hook]:
             getattr(callback, hook)(self, self.algorithm, *arguments)
 
     def log(self, name: str, value: Any, weight: float | Tensor = 1.0) -> None:
-        """Add a value to the round's weighted mean of a scalar, over all ranks; a client's counts if it is accepted.
+        """Add a value to the round's weighted mean of a scalar, over all ranks.
+
+        A client's counts if it is accepted.
 
         Args:
             name: The scalar.
@@ -415,15 +508,20 @@ class FederatedTrainer(metaclass=_NamesKeys):
         """The clients of this round, in drawn order, the same on every rank."""
         if self.privacy is not None:
             return self.privacy.draw_cohort(self)
-        return sampling.cohort(self.seed, self.round_index, self.datamodule.num_clients, self.cohort_size)
+        return sampling.cohort(
+            self.seed, self.round_index, self.datamodule.num_clients, self.cohort_size
+        )
 
     def drops_out(self, client: int) -> bool:
         """Whether a client, selected or not, cannot send anything in this round."""
         availability = self.faults.availability
-        return availability is not None and availability.drops_out(self.seed, self.round_index, client)
+        return availability is not None and availability.drops_out(
+            self.seed, self.round_index, client
+        )
 
     def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
-        """Count tensors that a client receives (``down``) or sends (``up``), and report them to the callbacks.
+        """Count tensors that a client receives (``down``) or sends (``up``), and report them to the
+        callbacks.
 
         Args:
             client: The client.
@@ -434,19 +532,23 @@ class FederatedTrainer(metaclass=_NamesKeys):
         self.call("on_transfer", client, direction, sizes)
 
     def log_metrics(self, metrics: dict[str, float]) -> None:
-        """Give the scalars of a round or an evaluation to the loggers and to ``callback_metrics``."""
+        """Give the scalars of a round or an evaluation to the loggers and to
+        ``callback_metrics``.
+        """
         self.callback_metrics.update(as_tensors(metrics))
         evaluated = {"val", "test"} & {name.partition("/")[0] for name in metrics}
         self.metric_rounds |= dict.fromkeys(sorted(evaluated), self.round_index)
         self.folder.log_metrics(metrics, self.round_index)
 
-    def save_checkpoint(self, path: str | Path, weights_only: bool | None = None, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, path: str | Path, weights_only: bool | None = None, storage_options: Any = None
+    ) -> None:
         """Write a checkpoint, completely or not at all; every rank must call it, rank 0 writes.
 
         Args:
             path: The file.
-            weights_only: Leave out the clients' states, such as their optimizers' momentum. A run whose clients have
-                states cannot be resumed from such a checkpoint.
+            weights_only: Leave out the clients' states, such as their optimizers' momentum. A run
+                whose clients have states cannot be resumed from such a checkpoint.
             storage_options: Accepted for Lightning's callbacks and not used.
         """
         if self.is_global_zero and not self.fast_dev_run:
@@ -482,18 +584,26 @@ class FederatedTrainer(metaclass=_NamesKeys):
 
     @property
     def evaluates_now(self) -> bool:
-        """Whether this round ends with an evaluation of the global model, on validation or test images."""
-        due = self.datamodule.has_validation and self.round_index % self.check_val_every_n_rounds == 0
+        """Whether this round ends with an evaluation of the global model, on validation or test
+        images.
+        """
+        due = (
+            self.datamodule.has_validation and self.round_index % self.check_val_every_n_rounds == 0
+        )
         return due or self.round_index == self.max_rounds
 
     @property
     def client_lr(self) -> float:
-        """The learning rate of the clients' steps: this round's, or the present step's if it changes at every step."""
+        """The learning rate of the clients' steps: this round's, or the present step's if it
+        changes at every step.
+        """
         return float(self.client_optimizer.param_groups[0]["lr"])
 
     @property
     def table_row(self) -> dict[str, str | float | bool]:
-        """The settings of trainer, data and model by their keys, flattened: ``model.optimizer.lr``."""
+        """The settings of trainer, data and model by their keys,
+        flattened: ``model.optimizer.lr``.
+        """
         return table_row_of(self)
 
     # Ranks and files, and Lightning's names.
@@ -530,7 +640,10 @@ class FederatedTrainer(metaclass=_NamesKeys):
 
     @property
     def log_dir(self) -> str | None:
-        """The folder of the run, the same on every rank once the run has begun; None without loggers."""
+        """The folder of the run, the same on every rank once the run has begun.
+
+        None without loggers.
+        """
         return self.folder.log_dir
 
     @property
@@ -584,7 +697,11 @@ def run_command(
         trainer.call("setup", stage)
         trainer.folder.log_hyperparams(dict(model.hparams))
         with _closing(trainer, stage):
-            metrics = fit_loop.fit(trainer, federation) if stage == "fit" else evaluation.run_command(trainer, stage)
+            metrics = (
+                fit_loop.fit(trainer, federation)
+                if stage == "fit"
+                else evaluation.run_command(trainer, stage)
+            )
         if trainer.state.status == TrainerStatus.RUNNING:
             trainer.state.status = TrainerStatus.FINISHED
     return metrics

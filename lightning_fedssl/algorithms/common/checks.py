@@ -62,7 +62,8 @@ def labels_at(data: FederatedDataModule, at: Literal["server", "clients"], metho
 
 
 def fully_labeled_clients(data: FederatedDataModule, method: str) -> None:
-    """Refuse clients that have both labelled and unlabelled images, and data whose labels are at the server.
+    """Refuse clients that have both labelled and unlabelled images, and data whose labels are at
+    the server.
 
     Args:
         data: The data.
@@ -74,7 +75,8 @@ def fully_labeled_clients(data: FederatedDataModule, method: str) -> None:
     labels_at(data, "clients", method)
     if any(len(client.labeled) and len(client.unlabeled) for client in data.split.clients):
         raise ValueError(
-            f"{method} needs clients with labels for all of their images or for none: set data.partition to "
+            f"{method} needs clients with labels for all of their images or for none: set "
+            "data.partition to "
             "FullyLabeledClients and data.num_labels to all"
         )
 
@@ -101,11 +103,17 @@ def no_epochs(algorithm: FederatedAlgorithm, remedy: str) -> None:
         remedy: What to set instead.
     """
     given = (algorithm.client_epochs, algorithm.server_epochs)
-    require(given == (1, 0), "client_epochs", given[0], f"it and server_epochs have no effect here; {remedy}")
+    require(
+        given == (1, 0),
+        "client_epochs",
+        given[0],
+        f"it and server_epochs have no effect here; {remedy}",
+    )
 
 
 def no_static_batch_norm(network: nn.Module, reason: str) -> None:
-    """Refuse a network with static batch norm, whose statistics are measured for the global model alone.
+    """Refuse a network with static batch norm, whose statistics are measured for the global model
+    alone.
 
     Args:
         network: The network.
@@ -115,4 +123,6 @@ def no_static_batch_norm(network: nn.Module, reason: str) -> None:
         ValueError: Names the key to change.
     """
     if has_static_batch_norm(network):
-        raise ValueError(f"model.network has norm static_batch, but {reason}: give norm batch, group or none")
+        raise ValueError(
+            f"model.network has norm static_batch, but {reason}: give norm batch, group or none"
+        )

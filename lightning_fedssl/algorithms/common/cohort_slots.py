@@ -1,9 +1,10 @@
 """Cohort slots: state that belongs to a position in the cohort instead of to a client.
 
-The i-th user (client) of a round's cohort has slot i. State that persists between rounds (momentum, batch-norm
-statistics, and weights for elastic averaging) is stored per slot, and the next user with this slot continues from it.
-The code of FedRGD's authors does the same: it has one process per slot, which simulates another user in each round. In
-these methods server and users each take T steps, at the same time.
+The i-th user (client) of a round's cohort has slot i. State that persists between rounds (momentum,
+batch-norm statistics, and weights for elastic averaging) is stored per slot, and the next user with
+this slot continues from it. The code of FedRGD's authors does the same: it has one process per
+slot, which simulates another user in each round. In these methods server and users each take T
+steps, at the same time.
 """
 
 from __future__ import annotations
@@ -26,20 +27,22 @@ if TYPE_CHECKING:
 
 
 class SlotAlgorithm(FederatedAlgorithm):
-    """The base class of methods with cohort slots: federated averaging with supervised users, by default.
+    """The base class of methods with cohort slots: federated averaging with supervised users, by
+    default.
 
     Args:
-        local_steps: T, steps of every user and of the server in a round; the schedule sets the learning rate of each
-            step.
+        local_steps: T, steps of every user and of the server in a round; the schedule sets the
+            learning rate of each step.
         keep_client_optimizer: The momentum of a slot persists between rounds.
         keep_server_optimizer: The momentum of the server persists between rounds.
         schedule: The learning rate; a 7/16 cosine over the run if left out.
         kwargs: The arguments every algorithm takes, but ``client_epochs`` and ``server_epochs``.
 
     Attributes:
-        server_keeps: Kinds of state in ``clients`` that a real federation would store at the server, for each slot.
-        not_in_paper: First words of the names of tensors that clients exchange here, but not in the paper; the
-            communication ledger also gives the traffic without them.
+        server_keeps: Kinds of state in ``clients`` that a real federation would store at the
+            server, for each slot.
+        not_in_paper: First words of the names of tensors that clients exchange here, but not in the
+            paper; the communication ledger also gives the traffic without them.
         server_phase: The server trains while its users do.
     """
 
@@ -106,9 +109,12 @@ class SlotAlgorithm(FederatedAlgorithm):
         """Train the server at the same time as the users; by default it only averages."""
 
     def train_replicas(self, federation: Federation, count: int) -> list[State]:
-        """Train several copies of the server's model, one after another; returns the trained models.
+        """Train several copies of the server's model, one after another.
 
-        Each has its own batches, momentum and batch-norm statistics. The statistics of the first are evaluated.
+        Returns the trained models.
+
+        Each has its own batches, momentum and batch-norm statistics. The statistics of the first
+        are evaluated.
         """
         if count == 1:
             federation.train_server()
@@ -130,7 +136,8 @@ class SlotAlgorithm(FederatedAlgorithm):
         return trained
 
     def replica_buffers(self, replica: int) -> State:
-        """The batch-norm statistics of a server replica at the start of a round: those of its last round.
+        """The batch-norm statistics of a server replica at the start of a round: those of its last
+        round.
 
         Args:
             replica: Its number.
@@ -161,7 +168,12 @@ def group_sizes(groups: int | list[int], clients_per_round: int) -> list[int]:
     """
     places = sum(groups) if isinstance(groups, list) else min(groups, clients_per_round)
     fits = places == (clients_per_round if isinstance(groups, list) else groups)
-    checks.require(fits, "groups", groups, f"they must divide trainer.clients_per_round, {clients_per_round} users")
+    checks.require(
+        fits,
+        "groups",
+        groups,
+        f"they must divide trainer.clients_per_round, {clients_per_round} users",
+    )
     if isinstance(groups, list):
         return groups
     each, more = divmod(clients_per_round, groups)

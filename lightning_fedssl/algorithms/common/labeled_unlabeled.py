@@ -23,7 +23,8 @@ from lightning_fedssl.state import Batch
 
 @dataclass(frozen=True)
 class Ramp:
-    """The weight alpha_0 of the unlabelled loss, which grows from 0 to its final value over the first local epochs.
+    """The weight alpha_0 of the unlabelled loss, which grows from 0 to its final value over the
+    first local epochs.
 
     Args:
         final: The final value.
@@ -55,7 +56,8 @@ class PairedBatches(FederatedAlgorithm, ABC):
 
     Args:
         alpha0: Final value of alpha_0, the weight of the unlabelled loss.
-        ramp_epochs: Local epochs over which alpha_0 grows from 0; 0 for its final value from the start.
+        ramp_epochs: Local epochs over which alpha_0 grows from 0; 0 for its final value from the
+            start.
         optimizer: The optimizer of a client's steps.
         client_epochs: E.
         kwargs: The arguments every algorithm takes.
@@ -92,7 +94,9 @@ class PairedBatches(FederatedAlgorithm, ABC):
         return paired_work(data, steps, unlabeled=lambda _, step: {"alpha0": weight[step]})
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Cross-entropy of the labelled images and the method's terms of the unlabelled ones, in one pass."""
+        """Cross-entropy of the labelled images and the method's terms of the unlabelled ones, in
+        one pass.
+        """
         logits = self(torch.cat([batch[name] for name in ("x", "u") if name in batch]))
         count = len(batch["y"]) if "y" in batch else 0
         terms = [F.cross_entropy(logits[:count], batch["y"])] if count else []

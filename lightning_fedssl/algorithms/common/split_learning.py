@@ -2,15 +2,17 @@
 
 The clients hold the bottom of a network, the server its top and the labels. A round:
 
-1. the server trains the whole network for K_s steps on its labelled images; after every step a teacher follows the
-   network as a moving average (``EMATeacher``);
+1. the server trains the whole network for K_s steps on its labelled images; after every step a
+   teacher follows the network as a moving average (``EMATeacher``);
 2. the bottoms of network and teacher are sent to the drawn clients;
-3. K_u times: every client sends student features of a strong view and teacher features of a weak view of a batch; the
-   server labels the images, makes one step of its part on the features of all clients together, and sends each client
-   the gradient of its own features; each client makes a step of its bottom;
+3. K_u times: every client sends student features of a strong view and teacher features of a weak
+   view of a batch; the server labels the images, makes one step of its part on the features of all
+   clients together, and sends each client the gradient of its own features; each client makes a
+   step of its bottom;
 4. the new bottom is the mean of the clients' ones, buffers included. The teacher stays as it is.
 
-The global teacher is what is evaluated. Source: Z. Sun et al., arXiv 2307.15870, and the authors' code.
+The global teacher is what is evaluated. Source: Z. Sun et al., arXiv 2307.15870, and the authors'
+code.
 """
 
 from __future__ import annotations
@@ -47,18 +49,22 @@ START_ADAPTIVE = 80
 
 
 class SplitTraining(JointAlgorithm):
-    """The shared pipeline, with cross-entropy on labelled images at the server; the base class of the methods.
+    """The shared pipeline, with cross-entropy on labelled images at the server.
+
+    The base class of the methods.
 
     Args:
-        split: Where the network is split: the number of layers with weights at the clients, or the name of their last
-            layer (:func:`lightning_fedssl.models.split.split`).
-        server_steps: K_s, steps of the server in a round; null: adapted by ``GlobalUpdateFrequency``.
-        client_steps: K_u, steps that clients and server make together in a round; 0 for supervised training alone.
+        split: Where the network is split: the number of layers with weights at the clients, or the
+            name of their last layer (:func:`lightning_fedssl.models.split.split`).
+        server_steps: K_s, steps of the server in a round; null: adapted by
+            ``GlobalUpdateFrequency``.
+        client_steps: K_u, steps that clients and server make together in a round; 0 for supervised
+            training alone.
         threshold: tau, the confidence from which a pseudo-label is used (inclusive).
-        teacher_decay: gamma, the largest decay of the teacher; at the server's t-th step of the run it is
-            ``min(1 - 1/(t + 1), gamma)``.
-        client_teacher_decay: Decay of the clients' teacher bottoms, which follow their students at every step (Eq. 8);
-            null: they do not change during local training.
+        teacher_decay: gamma, the largest decay of the teacher; at the server's t-th step of the run
+            it is ``min(1 - 1/(t + 1), gamma)``.
+        client_teacher_decay: Decay of the clients' teacher bottoms, which follow their students at
+            every step (Eq. 8); null: they do not change during local training.
         server_views: Views of the labelled images.
         pretrain_rounds: Rounds of supervised training alone before the clients take part.
         optimizer: The optimizer of server and clients; its state is reset at every stage.
@@ -85,7 +91,10 @@ class SplitTraining(JointAlgorithm):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            optimizer=optimizer, schedule=schedule or Cosine(final=0.25), client_weighting=client_weighting, **kwargs
+            optimizer=optimizer,
+            schedule=schedule or Cosine(final=0.25),
+            client_weighting=client_weighting,
+            **kwargs,
         )
         checks.no_epochs(self, "set model.server_steps (K_s) and model.client_steps (K_u)")
         checks.at_least(1, server_steps=server_steps)
@@ -103,10 +112,14 @@ class SplitTraining(JointAlgorithm):
         self.pretrain_rounds = pretrain_rounds
 
     def configure_callbacks(self) -> list[Callback]:
-        """Update the teacher, log the pseudo-labels' quality (Fig. 10), and adapt K_s if it is not given."""
+        """Update the teacher, log the pseudo-labels' quality (Fig. 10), and adapt K_s if it is not
+        given.
+        """
         from lightning_fedssl.callbacks import EMATeacher, GlobalUpdateFrequency, PseudoLabelQuality
 
-        adaptation: list[Callback] = [GlobalUpdateFrequency(START_ADAPTIVE)] if self.adapts_server_steps else []
+        adaptation: list[Callback] = (
+            [GlobalUpdateFrequency(START_ADAPTIVE)] if self.adapts_server_steps else []
+        )
         return [EMATeacher(self.teacher_decay), PseudoLabelQuality(), *adaptation]
 
     def check_data(self, data: FederatedDataModule) -> None:
@@ -125,7 +138,8 @@ class SplitTraining(JointAlgorithm):
         self.network: SplitNetwork = split(self.network, self.split, self.in_shape or (1, 1, 1))
         if not any(weight.requires_grad for weight in self.network.bottom.parameters()):
             raise ValueError(
-                f"model.freeze selects every weight before model.split {self.split!r}, so that clients have nothing to "
+                f"model.freeze selects every weight before model.split {self.split!r}, so that "
+                "clients have nothing to "
                 "train: freeze fewer layers, or split the network at a later one"
             )
         self.build_parts()
@@ -153,12 +167,16 @@ class SplitTraining(JointAlgorithm):
         return cast(SplitNetwork, self.teacher["network"]).top
 
     def embed(self, x: Tensor) -> Tensor:
-        """Features ``(batch, dimension)`` of images: the flattened output of the working module's bottom."""
+        """Features ``(batch, dimension)`` of images: the flattened output of the working module's
+        bottom.
+        """
         features: Tensor = self.network.bottom(x)
         return features.flatten(1)
 
     def at_clients(self, name: str) -> bool:
-        """Whether a tensor belongs to the bottom of network or teacher, of which each client has a copy."""
+        """Whether a tensor belongs to the bottom of network or teacher, of which each client has a
+        copy.
+        """
         return name.startswith(_AT_CLIENTS)
 
     def broadcast(self, client: int) -> State:
@@ -204,7 +222,10 @@ class SplitTraining(JointAlgorithm):
     # Stage 2, at the clients.
 
     def on_client_start(self, data: LocalData) -> LocalWork:
-        """K_u full batches of the client's images; they continue where the client's last round ended."""
+        """K_u full batches of the client's images.
+
+        They continue where the client's last round ended.
+        """
         count = len(data.unlabeled)
         place = self.clients.get(data.party, "place").get("steps")
         done = 0 if place is None else int(place)
@@ -220,26 +241,41 @@ class SplitTraining(JointAlgorithm):
             }
 
         size = data.batch_size
-        work = epochs_of(make_batch, lambda _: rows, count=len(rows), batch_size=size, epochs=1, chunk=data.chunk)
-        return replace(work, num_samples=count if len(rows) else 0)  # not the visits, as many at every client
+        work = epochs_of(
+            make_batch, lambda _: rows, count=len(rows), batch_size=size, epochs=1, chunk=data.chunk
+        )
+        return replace(
+            work, num_samples=count if len(rows) else 0
+        )  # not the visits, as many at every client
 
     def client_features(self, batch: Batch, batch_idx: int) -> State:
         """Student features of the strong view, teacher features of the weak one."""
         if self.client_teacher_decay is not None and batch_idx:
-            student, teacher = (tensors_of(part) for part in (self.network.bottom, self.teacher_bottom))
-            that_change = {n: t for n, t in teacher.items() if f"{_AT_CLIENTS[0]}{n}" in self.server.model()}
+            student, teacher = (
+                tensors_of(part) for part in (self.network.bottom, self.teacher_bottom)
+            )
+            that_change = {
+                n: t for n, t in teacher.items() if f"{_AT_CLIENTS[0]}{n}" in self.server.model()
+            }
             ema_update(that_change, student, self.client_teacher_decay)
-        return {"student": self.network.bottom(batch["x_strong"]), "teacher": self.teacher_features(batch)}
+        return {
+            "student": self.network.bottom(batch["x_strong"]),
+            "teacher": self.teacher_features(batch),
+        }
 
     @torch.no_grad()
     def teacher_features(self, batch: Batch) -> Tensor:
-        """Features of the weak view, from which the server computes pseudo-labels: ``(batch, ...)``."""
+        """Features of the weak view, from which the server computes pseudo-labels: ``(batch,
+        ...)``.
+        """
         features: Tensor = self.teacher_bottom(batch["x_weak"])
         return features
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
         """Store the client's number of steps in all rounds, from which its next round continues."""
-        place = self.clients.get(update.client, "place").get("steps", torch.zeros((), dtype=torch.int64))
+        place = self.clients.get(update.client, "place").get(
+            "steps", torch.zeros((), dtype=torch.int64)
+        )
         self.clients.put(update.client, "place", {"steps": place + update.num_steps})
         return update
 

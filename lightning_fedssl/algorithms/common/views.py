@@ -10,8 +10,11 @@ from torch import Tensor
 from lightning_fedssl.state import Batch
 
 
-def logits_of_views(model: Callable[[Tensor], Tensor], batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
-    """The logits of every view of a batch that it has, ``(images, classes)`` each, from one pass of all of them.
+def logits_of_views(
+    model: Callable[[Tensor], Tensor], batch: Batch, names: Sequence[str]
+) -> dict[str, Tensor]:
+    """The logits of every view of a batch that it has, ``(images, classes)`` each, from one pass of
+    all of them.
 
     Args:
         model: Computes logits.

@@ -3,7 +3,8 @@
 One round:
 
 1. The server sends its model to the clients of the round.
-2. Every client trains on its unlabelled images: a confident prediction for the weak view labels the strong view.
+2. Every client trains on its unlabelled images: a confident prediction for the weak view labels the
+   strong view.
 3. The server averages the clients' models, weighted by their numbers of images.
 4. The server trains on its labelled images for ``server_epochs`` epochs.
 
@@ -28,7 +29,8 @@ class MyMethod(FederatedAlgorithm):
     Args:
         threshold: tau, the confidence from which a pseudo-label is trained on, from 0 to 1.
         server_epochs: Epochs of the server in a round.
-        kwargs: Arguments of the base class: ``network``, ``optimizer``, ``client_epochs`` and others.
+        kwargs: Arguments of the base class: ``network``, ``optimizer``, ``client_epochs`` and
+            others.
     """
 
     def __init__(self, threshold: float = 0.95, server_epochs: float = 1, **kwargs: Any) -> None:
@@ -42,7 +44,10 @@ class MyMethod(FederatedAlgorithm):
         return unlabeled_work(data, epochs=self.client_epochs)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """The loss of a client's batch; ``x_weak`` and ``x_strong`` are views of the same images ``(batch, ...)``."""
+        """The loss of a client's batch.
+
+        ``x_weak`` and ``x_strong`` are views of the same images ``(batch, ...)``.
+        """
         confidence, labels = self(batch["x_weak"]).detach().softmax(dim=-1).max(dim=-1)
         mask = confidence >= self.threshold
         self.log("client/mask_rate", mask.double().mean(), batch_size=len(mask))

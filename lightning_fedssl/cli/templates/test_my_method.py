@@ -11,7 +11,13 @@ import torch
 from my_method import MyMethod
 from torch import Tensor
 
-from lightning_fedssl import MLP, FederatedAlgorithm, FederatedDataModule, FederatedTrainer, FixMatch
+from lightning_fedssl import (
+    MLP,
+    FederatedAlgorithm,
+    FederatedDataModule,
+    FederatedTrainer,
+    FixMatch,
+)
 
 OPTIONS: dict[str, Any] = {
     "network": partial(MLP, hidden=(8,)),
@@ -23,7 +29,9 @@ OPTIONS: dict[str, Any] = {
 
 def trained(model: FederatedAlgorithm, folder: Path, clients_at_once: int = 1) -> dict[str, Tensor]:
     """The weights after two rounds with three clients, in 64 bits."""
-    data = FederatedDataModule("digits", num_clients=3, num_labels=10, max_train_images=60, max_test_images=10)
+    data = FederatedDataModule(
+        "digits", num_clients=3, num_labels=10, max_train_images=60, max_test_images=10
+    )
     trainer = FederatedTrainer(
         max_rounds=2,
         clients_per_round=3,
@@ -46,7 +54,9 @@ def test_stacked_clients_train_as_sequential_ones(tmp_path: Path) -> None:
 
 
 def test_it_is_fixmatch_until_you_change_it(tmp_path: Path) -> None:
-    """Replace this by a special case of your method: with what is new switched off, it equals a known method."""
+    """Replace this by a special case of your method: with what is new switched off, it equals a
+    known method.
+    """
     own = trained(MyMethod(threshold=0.2, **OPTIONS), tmp_path / "own")
     known = trained(FixMatch(threshold=0.2, **OPTIONS), tmp_path / "known")
     torch.testing.assert_close(own, known, rtol=0, atol=1e-10)

@@ -1,8 +1,9 @@
 """Views of your own, and views for signals and tables.
 
-A view is a function ``view(x, keys)`` of a float batch ``(n, ...)`` and one 64-bit integer per sample, ``(n,)``. If it
-draws random numbers from the keys only, it is the same in both local trainers, on any number of ranks and after
-resuming. ``x`` holds images of 8 bits as 0..1 before the normalisation, and all other values after it.
+A view is a function ``view(x, keys)`` of a float batch ``(n, ...)`` and one 64-bit integer per
+sample, ``(n,)``. If it draws random numbers from the keys only, it is the same in both local
+trainers, on any number of ranks and after resuming. ``x`` holds images of 8 bits as 0..1 before the
+normalisation, and all other values after it.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ class FeatureMask(BatchView):
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
         """See the base class."""
-        return x.masked_fill((sampling.uniform(keys, x[0].numel()) < self.probability).view_as(x), 0)
+        return x.masked_fill(
+            (sampling.uniform(keys, x[0].numel()) < self.probability).view_as(x), 0
+        )
 
 
 class Compose(BatchView):
@@ -117,10 +120,12 @@ class Compose(BatchView):
 
 
 class PerSample(BatchView):
-    """A transform of one sample, such as torchvision's v2 transforms; its random numbers are seeded by the key.
+    """A transform of one sample, such as torchvision's v2 transforms.
 
-    It runs on the CPU, sample by sample: reproducible, and slower than a batched view. The generators of torch, NumPy
-    and Python are restored afterwards.
+    Its random numbers are seeded by the key.
+
+    It runs on the CPU, sample by sample: reproducible, and slower than a batched view. The
+    generators of torch, NumPy and Python are restored afterwards.
 
     Args:
         transform: From a sample to a sample of the same shape.
@@ -133,7 +138,9 @@ class PerSample(BatchView):
         """See the base class."""
         states = torch.get_rng_state(), np.random.get_state(), random.getstate()
         try:
-            views = [self._one(sample, key) for sample, key in zip(x.cpu(), keys.tolist(), strict=True)]
+            views = [
+                self._one(sample, key) for sample, key in zip(x.cpu(), keys.tolist(), strict=True)
+            ]
         finally:
             torch.set_rng_state(states[0])
             np.random.set_state(states[1])
@@ -150,7 +157,9 @@ class PerSample(BatchView):
 def _from_0_to(most: float, value: float, name: str) -> float:
     """The value, after a check that it is a finite number from 0 to ``most``."""
     if not (0 <= value <= most and math.isfinite(value)):
-        raise ValueError(f"data.weak, data.strong: {name} is {value}: give a finite number from 0 to {most}")
+        raise ValueError(
+            f"data.weak, data.strong: {name} is {value}: give a finite number from 0 to {most}"
+        )
     return value
 
 
@@ -158,7 +167,8 @@ def adapt(view: Callable[..., Any]) -> ViewFunction:
     """Convert a function that ``data.weak`` accepts to a function of a batch and keys.
 
     Args:
-        view: ``view(x, keys)``, a function of the batch alone, or a torchvision transform of one sample.
+        view: ``view(x, keys)``, a function of the batch alone, or a torchvision transform of one
+            sample.
     """
     if isinstance(view, BatchView):
         return view
@@ -166,7 +176,9 @@ def adapt(view: Callable[..., Any]) -> ViewFunction:
         return PerSample(view)
     try:
         parameters = inspect.signature(view).parameters.values()
-        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        positional = [
+            p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
         required = [p for p in positional if p.default is p.empty]
     except ValueError:  # built-in functions have no signature
         required = []
@@ -177,7 +189,12 @@ class _CustomView:
     """A user's view between the scaling of the stored values and the normalisation."""
 
     def __init__(
-        self, view: Callable[..., Any], plain: ViewFunction, spec: DatasetSpec, role: int, dtype: torch.dtype
+        self,
+        view: Callable[..., Any],
+        plain: ViewFunction,
+        spec: DatasetSpec,
+        role: int,
+        dtype: torch.dtype,
     ) -> None:
         self.view = adapt(view)
         self.plain = plain
@@ -186,15 +203,20 @@ class _CustomView:
         self.dtype = dtype
 
     def __call__(self, values: Tensor, keys: Tensor) -> Tensor:
-        keys = sampling.fold_in(keys, self.role)  # weak and strong views with the same keys are independent
+        keys = sampling.fold_in(
+            keys, self.role
+        )  # weak and strong views with the same keys are independent
         if not self.pixels:
             return self.view(self.plain(values, keys), keys)
         # The normalisation takes pixels from 0 to 255.
         return self.plain(255 * self.view(values.to(self.dtype) / 255, keys), keys)
 
 
-def views_of(spec: DatasetSpec, weak: Any, strong: Any, dtype: torch.dtype = torch.float32) -> Views:
-    """The views of a data set; see :func:`~lightning_fedssl.data.augment.views.make_views` for the named ones.
+def views_of(
+    spec: DatasetSpec, weak: Any, strong: Any, dtype: torch.dtype = torch.float32
+) -> Views:
+    """The views of a data set; see :func:`~lightning_fedssl.data.augment.views.make_views` for the
+    named ones.
 
     Args:
         spec: The data set.
@@ -208,27 +230,41 @@ def views_of(spec: DatasetSpec, weak: Any, strong: Any, dtype: torch.dtype = tor
     names = [view for view in (weak, strong) if isinstance(view, str) and view != "none"]
     if "auto" in names and not (spec.usual_views and spec.pixels):
         raise ValueError(
-            f"data.weak is {weak} and data.strong {strong}, but {spec.name} has no usual views: give both, for 8-bit "
-            f"images by name (weak: {', '.join(WEAK[1:])}; strong: {', '.join(STRONG[1:])}), else none, GaussianNoise, "
+            f"data.weak is {weak} and data.strong {strong}, but {spec.name} has no usual views: "
+            "give both, for 8-bit "
+            f"images by name (weak: {', '.join(WEAK[1:])}; strong: {', '.join(STRONG[1:])}), else "
+            "none, GaussianNoise, "
             "Scaling, TimeMask, FeatureMask, Compose or a function of your own"
         )
     if (names and not spec.pixels) or (set(names) & set(POOLS) and spec.in_shape[0] not in (1, 3)):
         raise ValueError(
-            f"data.weak, data.strong: {', '.join(names)} are views of 8-bit images of 1 or 3 channels, and samples are "
-            f"{spec.in_shape}; give none, a shipped view (GaussianNoise, Scaling, TimeMask, FeatureMask) or a function"
+            f"data.weak, data.strong: {', '.join(names)} are views of 8-bit images of 1 or 3 "
+            "channels, and samples are "
+            f"{spec.in_shape}; give none, a shipped view (GaussianNoise, Scaling, TimeMask, "
+            "FeatureMask) or a function"
         )
     if isinstance(weak, str) and isinstance(strong, str):
         return make_views(spec, weak, strong, dtype=dtype)
     if strong in names:
-        raise ValueError(f"data.strong: {strong} follows a named weak view; with a function as data.weak, give one too")
+        raise ValueError(
+            f"data.strong: {strong} follows a named weak view; with a function as data.weak, give "
+            "one too"
+        )
     named = make_views(spec, weak if isinstance(weak, str) else "none", "none", dtype=dtype)
-    weak_view = named.weak if isinstance(weak, str) else _CustomView(weak, named.plain, spec, 0, dtype)
-    strong_view = weak_view if isinstance(strong, str) else _CustomView(strong, named.plain, spec, 1, dtype)
+    weak_view = (
+        named.weak if isinstance(weak, str) else _CustomView(weak, named.plain, spec, 0, dtype)
+    )
+    strong_view = (
+        weak_view if isinstance(strong, str) else _CustomView(strong, named.plain, spec, 1, dtype)
+    )
     return Views(named.plain, weak_view, strong_view)
 
 
-def check_view(view: ViewFunction, values: Tensor, key: str, in_shape: tuple[int, ...] | None = None) -> None:
-    """Refuse a view that changes the shape, is not finite, or depends on more than each sample and its key.
+def check_view(
+    view: ViewFunction, values: Tensor, key: str, in_shape: tuple[int, ...] | None = None
+) -> None:
+    """Refuse a view that changes the shape, is not finite, or depends on more than each sample and
+    its key.
 
     Args:
         view: The view.
@@ -245,11 +281,13 @@ def check_view(view: ViewFunction, values: Tensor, key: str, in_shape: tuple[int
         first, second, alone = view(values, keys), view(values, keys), view(values[:1], keys[:1])
     if first.shape != expected or not first.is_floating_point() or not first.isfinite().all():
         raise ValueError(
-            f"{key}: the view of {tuple(values.shape)} is {tuple(first.shape)} {first.dtype}, or not finite; give "
+            f"{key}: the view of {tuple(values.shape)} is {tuple(first.shape)} {first.dtype}, or "
+            "not finite; give "
             "finite floating numbers of the same shape"
         )
     if not (torch.equal(first, second) and torch.allclose(first[:1], alone, atol=1e-4)):
         raise ValueError(
-            f"{key}: the view of a sample depends on more than the sample and its key, such as a global generator or "
+            f"{key}: the view of a sample depends on more than the sample and its key, such as a "
+            "global generator or "
             "its batch; draw from the keys, or wrap it in PerSample"
         )

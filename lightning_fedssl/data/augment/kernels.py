@@ -1,12 +1,14 @@
 """Image operations on batches with one parameter row per image, bitwise identical to Pillow's.
 
-Every kernel is a pure function ``(images, parameters) -> images``: uint8 images ``(n, channels, height, width)`` and
-float64 parameters ``(n, p)``, row i for image i; columns that a kernel does not name are ignored. Image i of the result
-depends on image i and row i alone, through integer arithmetic and single, correctly rounded floating-point operations:
-the result does not depend on the batch, and is the same on GPU and CPU.
+Every kernel is a pure function ``(images, parameters) -> images``: uint8 images ``(n, channels,
+height, width)`` and float64 parameters ``(n, p)``, row i for image i; columns that a kernel does
+not name are ignored. Image i of the result depends on image i and row i alone, through integer
+arithmetic and single, correctly rounded floating-point operations: the result does not depend on
+the batch, and is the same on GPU and CPU.
 
-The reference is Pillow: ``ImageOps``, ``ImageEnhance``, ``Image.transform`` (Geometry.c, Blend.c, Filter.c). The
-functions at the end of this module convert a magnitude to a parameter row; they run once, on the host.
+The reference is Pillow: ``ImageOps``, ``ImageEnhance``, ``Image.transform`` (Geometry.c, Blend.c,
+Filter.c). The functions at the end of this module convert a magnitude to a parameter row; they run
+once, on the host.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def _lookup(images: Tensor, tables: Tensor) -> Tensor:
 
 
 def _blend(background: Tensor, images: Tensor, parameters: Tensor) -> Tensor:
-    """``background + factor * (images - background)`` in float32, clipped and truncated as Pillow does."""
+    """``background + factor * (images - background)`` in float32, clipped and truncated as Pillow
+    does.
+    """
     factor = parameters[:, :1, None, None].float()
     background = background.float()
     difference = images.float() - background
@@ -53,11 +57,16 @@ def _blend(background: Tensor, images: Tensor, parameters: Tensor) -> Tensor:
 
 
 def _grey(images: Tensor) -> Tensor:
-    """Luma of ITU-R 601 in 16-bit fixed point, ``(n, 1, height, width)`` int32; grey images are not changed."""
+    """Luma of ITU-R 601 in 16-bit fixed point, ``(n, 1, height, width)`` int32.
+
+    Grey images are not changed.
+    """
     if images.shape[1] == 1:
         return images.int()
     red, green, blue = images.int().unbind(1)
-    return (red.mul_(19595).add_(green.mul_(38470)).add_(blue.mul_(7471)).add_(0x8000) >> 16)[:, None]
+    return (red.mul_(19595).add_(green.mul_(38470)).add_(blue.mul_(7471)).add_(0x8000) >> 16)[
+        :, None
+    ]
 
 
 def table(images: Tensor, parameters: Tensor) -> Tensor:
@@ -71,7 +80,10 @@ def color(images: Tensor, parameters: Tensor) -> Tensor:
 
 
 def contrast(images: Tensor, parameters: Tensor) -> Tensor:
-    """Blend with the image's mean grey value, rounded; parameters: the factor (1 changes nothing)."""
+    """Blend with the image's mean grey value, rounded.
+
+    Parameters: the factor (1 changes nothing).
+    """
     pixels = images.shape[2] * images.shape[3]
     total = _grey(images).sum((2, 3), keepdim=True)
     mean = (2 * total + pixels) // (2 * pixels)
@@ -82,16 +94,20 @@ def contrast(images: Tensor, parameters: Tensor) -> Tensor:
 def sharpness(images: Tensor, parameters: Tensor) -> Tensor:
     """Blend with the smoothed image; parameters: the factor (below 1 blurs, above 1 sharpens).
 
-    The smoothing weighs the centre 5/13 and its eight neighbours 1/13; border pixels keep their value.
+    The smoothing weighs the centre 5/13 and its eight neighbours 1/13; border pixels keep their
+    value.
     """
     height, width = images.shape[2:]
     if min(height, width) < 3:
         return images
     wide = images.short()
     rows = (wide[:, :, :-2] + wide[:, :, 1:-1]).add_(wide[:, :, 2:])
-    sums = (rows[..., :-2] + rows[..., 1:-1]).add_(rows[..., 2:]).add_(wide[:, :, 1:-1, 1:-1], alpha=4)
+    sums = (
+        (rows[..., :-2] + rows[..., 1:-1]).add_(rows[..., 2:]).add_(wide[:, :, 1:-1, 1:-1], alpha=4)
+    )
     smooth = images.clone()
-    # (2 s + 13) / 26 is s / 13 rounded to nearest; it is never an integer, so float32 cannot truncate wrongly.
+    # (2 s + 13) / 26 is s / 13 rounded to nearest; it is never an integer, so float32 cannot
+    # truncate wrongly.
     smooth[:, :, 1:-1, 1:-1] = (sums.float().mul_(2).add_(13) / 26).to(torch.uint8)
     return _blend(smooth, images, parameters)
 
@@ -99,7 +115,8 @@ def sharpness(images: Tensor, parameters: Tensor) -> Tensor:
 def auto_contrast(images: Tensor, parameters: Tensor) -> Tensor:
     """Stretch every channel to 0..255; a constant channel is not changed. No parameters."""
     low, high = images.amin((2, 3)).double()[..., None], images.amax((2, 3)).double()[..., None]
-    # Tensor by tensor: a number divided by a tensor multiplies by a reciprocal, which rounds differently.
+    # Tensor by tensor: a number divided by a tensor multiplies by a reciprocal, which rounds
+    # differently.
     scale = torch.full_like(low, 255) / (high - low)
     values = torch.arange(256, device=images.device, dtype=torch.float64)
     tables = (values * scale - low * scale).clamp(0, 255)
@@ -119,7 +136,9 @@ def equalize(images: Tensor, parameters: Tensor) -> Tensor:
 
 
 def _histograms(images: Tensor) -> Tensor:
-    """Counts per value: ``(n, channels, 256)`` int64. Integer sums, so the order of additions does not matter."""
+    """Counts per value: ``(n, channels, 256)`` int64. Integer sums, so the order of additions does
+    not matter.
+    """
     n, channels = images.shape[:2]
     counts = torch.zeros(n * channels * 256, dtype=torch.int64, device=images.device)
     first = torch.arange(0, len(counts), 256, device=images.device).view(n, channels, 1)
@@ -132,7 +151,8 @@ def affine_nearest(images: Tensor, parameters: Tensor) -> Tensor:
 
     Args:
         images: The batch.
-        parameters: (a, b, c, d, e, f): output pixel (x, y) reads from (a x + b y + c, d x + e y + f).
+        parameters: (a, b, c, d, e, f): output pixel (x, y) reads from (a x + b y + c, d x + e y +
+            f).
     """
     height, width = images.shape[2:]
     a, b, c, d, e, f = parameters[:, :6, None, None].unbind(1)
@@ -151,7 +171,9 @@ def _fixed(value: Tensor) -> Tensor:
 
 
 def affine_bilinear(images: Tensor, parameters: Tensor) -> Tensor:
-    """Affine map as :func:`affine_nearest`, interpolated between four pixels in float64, truncated as Pillow does."""
+    """Affine map as :func:`affine_nearest`, interpolated between four pixels in float64, truncated
+    as Pillow does.
+    """
     height, width = images.shape[2:]
     a, b, c, d, e, f = parameters[:, :6, None, None].unbind(1)
     x = torch.arange(width, device=images.device) + 0.5
@@ -173,7 +195,9 @@ def affine_filled(images: Tensor, parameters: Tensor) -> Tensor:
 
 
 def _neighbours(position: Tensor, side: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The two pixels around a position, kept inside the image, and the weight of the second, ``(n, 1, h, w)``."""
+    """The two pixels around a position, kept inside the image, and the weight of the second, ``(n,
+    1, h, w)``.
+    """
     first = position.floor()
     index = first.long()
     return index.clamp(0, side - 1), (index + 1).clamp(0, side - 1), (position - first)[:, None]
@@ -189,13 +213,13 @@ def _mix(images: Tensor, row: Tensor, left: Tensor, right: Tensor, weight: Tenso
 def cutout(images: Tensor, parameters: Tensor) -> Tensor:
     """Paint a square, whose centre is uniform in the image, in one grey value.
 
-    The square starts at ``max(0, centre - side / 2)`` and ends ``side`` pixels later, inclusive, as in the public
-    implementations of FixMatch's RandAugment.
+    The square starts at ``max(0, centre - side / 2)`` and ends ``side`` pixels later, inclusive, as
+    in the public implementations of FixMatch's RandAugment.
 
     Args:
         images: The batch.
-        parameters: (side, grey, row, column): the last two are uniform numbers in [0, 1) for the position of the
-            centre.
+        parameters: (side, grey, row, column): the last two are uniform numbers in [0, 1) for the
+            position of the centre.
     """
     height, width = images.shape[2:]
     side, grey, row, column = parameters[:, :4].unbind(1)
@@ -229,7 +253,9 @@ def solarize_table(threshold: int) -> list[float]:
 
 
 def rotation(degrees: float, size: Size) -> list[float]:
-    """Affine parameters that turn counter-clockwise about the centre, rounded as ``Image.rotate`` rounds them."""
+    """Affine parameters that turn counter-clockwise about the centre, rounded as ``Image.rotate``
+    rounds them.
+    """
     height, width = size
     angle = -math.radians(degrees)
     cosine, sine = round(math.cos(angle), 15), round(math.sin(angle), 15)

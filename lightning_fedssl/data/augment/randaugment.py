@@ -1,12 +1,16 @@
-"""RandAugment on whole batches: pools of operations, and the stage that applies them to uint8 images.
+"""RandAugment on whole batches: pools of operations, and the stage that applies them to uint8
+images.
 
-Pools of RandAugment (Cubuk et al., 2020, https://arxiv.org/abs/1909.13719) differ between papers and must not be mixed:
+Pools of RandAugment (Cubuk et al., 2020, https://arxiv.org/abs/1909.13719) differ between papers
+and must not be mixed:
 
-* :data:`FIXMATCH`: 14 operations of FixMatch (Sohn et al., 2020, https://arxiv.org/abs/2001.07685), as used by FedRGD
-  and Semi-SFL; two with replacement, each with probability 1/2 at a magnitude 1..9 of 10; then a cutout.
-* :data:`SEMIFL`: 15 operations at maximal magnitude, as in the public code of SemiFL (Diao et al., 2022,
-  https://arxiv.org/abs/2106.01432); no final cutout.
-* :data:`DIGITS`: for grey strokes; no operation that could turn a digit into another one. Our choice, not from a paper.
+* :data:`FIXMATCH`: 14 operations of FixMatch (Sohn et al., 2020, https://arxiv.org/abs/2001.07685),
+  as used by FedRGD and Semi-SFL; two with replacement, each with probability 1/2 at a magnitude
+  1..9 of 10; then a cutout.
+* :data:`SEMIFL`: 15 operations at maximal magnitude, as in the public code of SemiFL (Diao et al.,
+  2022, https://arxiv.org/abs/2106.01432); no final cutout.
+* :data:`DIGITS`: for grey strokes; no operation that could turn a digit into another one. Our
+  choice, not from a paper.
 """
 
 from __future__ import annotations
@@ -36,8 +40,8 @@ class Operation:
     Attributes:
         name: Its name in the papers.
         kernel: The kernel; ``None`` does not change the image.
-        parameters: Parameter row of the kernel as a function of the magnitude, which carries the drawn sign, and of the
-            image size. Two uniform numbers per image follow these columns.
+        parameters: Parameter row of the kernel as a function of the magnitude, which carries the
+            drawn sign, and of the image size. Two uniform numbers per image follow these columns.
     """
 
     name: str
@@ -56,8 +60,8 @@ class Pool:
         probability: Of applying a drawn operation.
         cutout: Side of the final cutout's square by image size, in pixels; ``None`` for no cutout.
         cutout_grey: The value it paints.
-        levels: Each image draws from its first m magnitudes only, with m uniform in this range (inclusive); ``None``:
-            from all.
+        levels: Each image draws from its first m magnitudes only, with m uniform in this range
+            (inclusive); ``None``: from all.
     """
 
     operations: tuple[Operation, ...]
@@ -69,7 +73,10 @@ class Pool:
     levels: tuple[int, int] | None = None
 
     def code(self, name: str, magnitude: int) -> int:
-        """The number of an operation at a signed magnitude; :meth:`parameter_rows` are in this order."""
+        """The number of an operation at a signed magnitude.
+
+        :meth:`parameter_rows` are in this order.
+        """
         operation = [entry.name for entry in self.operations].index(name)
         level = self.magnitudes.index(abs(magnitude))
         return (operation * len(self.magnitudes) + level) * 2 + (magnitude < 0)
@@ -100,22 +107,36 @@ FIXMATCH = Pool(
         Operation("Contrast", ops.contrast, _factor),
         Operation("Equalize", ops.equalize),
         Operation("Identity"),
-        Operation("Posterize", ops.table, lambda v, size: ops.posterize_table(abs(v) * 4 // 10 + 4)),
+        Operation(
+            "Posterize", ops.table, lambda v, size: ops.posterize_table(abs(v) * 4 // 10 + 4)
+        ),
         Operation("Rotate", ops.affine_nearest, lambda v, size: ops.rotation(3 * v, size)),
         Operation("Sharpness", ops.sharpness, _factor),
         Operation("ShearX", ops.affine_nearest, lambda v, size: (1, v * 0.3 / 10, 0, 0, 1, 0)),
         Operation("ShearY", ops.affine_nearest, lambda v, size: (1, 0, 0, v * 0.3 / 10, 1, 0)),
-        Operation("Solarize", ops.table, lambda v, size: ops.solarize_table(256 - abs(v) * 256 // 10)),
-        Operation("TranslateX", ops.affine_nearest, lambda v, size: (1, 0, int(v * 0.3 / 10 * size[1]), 0, 1, 0)),
-        Operation("TranslateY", ops.affine_nearest, lambda v, size: (1, 0, 0, 0, 1, int(v * 0.3 / 10 * size[0]))),
+        Operation(
+            "Solarize", ops.table, lambda v, size: ops.solarize_table(256 - abs(v) * 256 // 10)
+        ),
+        Operation(
+            "TranslateX",
+            ops.affine_nearest,
+            lambda v, size: (1, 0, int(v * 0.3 / 10 * size[1]), 0, 1, 0),
+        ),
+        Operation(
+            "TranslateY",
+            ops.affine_nearest,
+            lambda v, size: (1, 0, 0, 0, 1, int(v * 0.3 / 10 * size[0])),
+        ),
     ),
     magnitudes=tuple(range(1, 10)),
     cutout=lambda size: min(size) // 2,
 )
-"""The pool of FixMatch. The cutout is half the side at every size: 16 pixels at 32 and 14 at 28, as in FedRGD's code.
+"""The pool of FixMatch. The cutout is half the side at every size: 16 pixels at 32 and 14 at 28, as
+in FedRGD's code.
 
-At other sizes the codes differ: FedRGD's has 14 pixels wherever the width is not 32, Semi-SFL's has 16 always. Here it
-is 48 pixels at 96 (STL-10) and 72 at 144 (IMAGE-100), so that the same share of an image is covered.
+At other sizes the codes differ: FedRGD's has 14 pixels wherever the width is not 32, Semi-SFL's has
+16 always. Here it is 48 pixels at 96 (STL-10) and 72 at 144 (IMAGE-100), so that the same share of
+an image is covered.
 """
 
 SEMIFL = Pool(
@@ -138,10 +159,11 @@ SEMIFL = Pool(
     ),
     magnitudes=(10,),
 )
-"""The pool of SemiFL's code: maximal, so a translation of a 32-pixel image leaves black and Solarize inverts.
+"""The pool of SemiFL's code: maximal, so a translation of a 32-pixel image leaves black and
+Solarize inverts.
 
-The code draws a probability from U(0.2, 0.8) for every operation and then applies it with that probability; since
-nothing else depends on it, that is a probability of 1/2.
+The code draws a probability from U(0.2, 0.8) for every operation and then applies it with that
+probability; since nothing else depends on it, that is a probability of 1/2.
 """
 
 
@@ -156,20 +178,31 @@ DIGITS = Pool(
         Operation("Brightness", ops.table, lambda v, size: ops.brightness_table(1 + 0.05 * v)),
         Operation("Contrast", ops.contrast, lambda v, size: [1 + 0.05 * v]),
         Operation("Identity"),
-        Operation("Posterize", ops.table, lambda v, size: ops.posterize_table(abs(v) * 4 // 10 + 4)),
+        Operation(
+            "Posterize", ops.table, lambda v, size: ops.posterize_table(abs(v) * 4 // 10 + 4)
+        ),
         Operation("Rotate", ops.affine_bilinear, lambda v, size: ops.rotation(2 * v, size)),
         Operation("Scale", ops.affine_bilinear, _zoom),
         Operation("Sharpness", ops.sharpness, lambda v, size: [1 + 0.1 * v]),
-        Operation("ShearX", ops.affine_bilinear, lambda v, size: ops.centered((1, 0.03 * v, 0, 1), size)),
-        Operation("ShearY", ops.affine_bilinear, lambda v, size: ops.centered((1, 0, 0.03 * v, 1), size)),
-        Operation("TranslateX", ops.affine_bilinear, lambda v, size: (1, 0, v / 72 * size[1], 0, 1, 0)),
-        Operation("TranslateY", ops.affine_bilinear, lambda v, size: (1, 0, 0, 0, 1, v / 72 * size[0])),
+        Operation(
+            "ShearX", ops.affine_bilinear, lambda v, size: ops.centered((1, 0.03 * v, 0, 1), size)
+        ),
+        Operation(
+            "ShearY", ops.affine_bilinear, lambda v, size: ops.centered((1, 0, 0.03 * v, 1), size)
+        ),
+        Operation(
+            "TranslateX", ops.affine_bilinear, lambda v, size: (1, 0, v / 72 * size[1], 0, 1, 0)
+        ),
+        Operation(
+            "TranslateY", ops.affine_bilinear, lambda v, size: (1, 0, 0, 0, 1, v / 72 * size[0])
+        ),
     ),
     magnitudes=tuple(range(1, 10)),
     cutout=lambda size: min(size) // 4 - 1,
     cutout_grey=0,
 )
-"""Label-preserving: up to 18 degrees, shear 0.27, zoom 18 %, a shift of an eighth, and a black square of a quarter."""
+"""Label-preserving: up to 18 degrees, shear 0.27, zoom 18 %, a shift of an eighth, and a black
+square of a quarter."""
 
 
 def _filled(linear: tuple[float, float, float], side: int, fill: int = 128) -> Sequence[float]:
@@ -183,15 +216,31 @@ FEDMATCH = Pool(
     (
         Operation("ShearX", ops.affine_filled, lambda v, size: _filled((1, v * 0.3 / 9, 0), 0)),
         Operation("ShearY", ops.affine_filled, lambda v, size: _filled((v * 0.3 / 9, 1, 0), 1)),
-        Operation("TranslateX", ops.affine_filled, lambda v, size: _filled((1, 0, v * 0.2 / 9 * size[1]), 0)),
-        Operation("TranslateY", ops.affine_filled, lambda v, size: _filled((0, 1, v * 0.2 / 9 * size[0]), 1)),
-        Operation("Rotate", ops.affine_filled, lambda v, size: [*ops.rotation(40 * abs(v), size), 128]),
+        Operation(
+            "TranslateX",
+            ops.affine_filled,
+            lambda v, size: _filled((1, 0, v * 0.2 / 9 * size[1]), 0),
+        ),
+        Operation(
+            "TranslateY",
+            ops.affine_filled,
+            lambda v, size: _filled((0, 1, v * 0.2 / 9 * size[0]), 1),
+        ),
+        Operation(
+            "Rotate", ops.affine_filled, lambda v, size: [*ops.rotation(40 * abs(v), size), 128]
+        ),
         Operation("Color", ops.color, lambda v, size: [1 + 0.1 * v]),
         Operation("Sharpness", ops.sharpness, lambda v, size: [1 + 0.1 * v]),
         Operation("Contrast", ops.contrast, lambda v, size: [1 + v * 0.5 / 9]),
         Operation("Brightness", ops.table, lambda v, size: ops.brightness_table(1 + v * 0.3 / 9)),
-        Operation("Posterize", ops.table, lambda v, size: ops.posterize_table(round(8 - 4 * abs(v) / 9))),
-        Operation("Solarize", ops.table, lambda v, size: ops.solarize_table(math.ceil(256 - 25 * abs(v) / 9))),
+        Operation(
+            "Posterize", ops.table, lambda v, size: ops.posterize_table(round(8 - 4 * abs(v) / 9))
+        ),
+        Operation(
+            "Solarize",
+            ops.table,
+            lambda v, size: ops.solarize_table(math.ceil(256 - 25 * abs(v) / 9)),
+        ),
         Operation("AutoContrast", ops.auto_contrast),
         Operation("Equalize"),
     ),
@@ -200,9 +249,11 @@ FEDMATCH = Pool(
     probability=1.0,
     levels=(2, 5),
 )
-"""The pool of FedMatch's code, where Equalize does nothing. Shears are bilinear here (there bicubic), and grey outside.
+"""The pool of FedMatch's code, where Equalize does nothing. Shears are bilinear here (there
+bicubic), and grey outside.
 
-Six operations in every image, each at a magnitude below a number M that the image draws from 2 to 5.
+Six operations in every image, each at a magnitude below a number M that the image draws from 2 to
+5.
 """
 
 POOLS = {"fixmatch": FIXMATCH, "semifl": SEMIFL, "digits": DIGITS, "fedmatch": FEDMATCH}
@@ -214,19 +265,25 @@ class RandAugment:
 
     Args:
         pool: What to draw from.
-        static: Run every kernel on all images and select, instead of each kernel on the images that drew it. The result
-            is bitwise identical. Default: on accelerators, where it needs no transfer of row numbers to the host.
+        static: Run every kernel on all images and select, instead of each kernel on the images that
+            drew it. The result is bitwise identical. Default: on accelerators, where it needs no
+            transfer of row numbers to the host.
     """
 
     def __init__(self, pool: Pool, static: bool | None = None) -> None:
         self.pool = pool
         self.static = static
         self.draws = 6 * pool.count + (pool.levels is not None)
-        # By size and device: the kernels, the kernel of each code, and each kernel's parameters by code.
-        self._tables: dict[tuple[Size, torch.device], tuple[Sequence[Kernel], Tensor, Sequence[Tensor]]] = {}
+        # By size and device: the kernels, the kernel of each code, and each kernel's parameters by
+        # code.
+        self._tables: dict[
+            tuple[Size, torch.device], tuple[Sequence[Kernel], Tensor, Sequence[Tensor]]
+        ] = {}
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Transform uint8 ``images`` with ``draws``, six per operation: which, magnitude, sign, whether, place (2)."""
+        """Transform uint8 ``images`` with ``draws``, six per operation: which, magnitude, sign,
+        whether, place (2).
+        """
         drawn_from: int | Tensor = len(self.pool.magnitudes)
         if self.pool.levels is not None:
             low, high = self.pool.levels
@@ -236,11 +293,13 @@ class RandAugment:
         return images
 
     def codes(self, draws: Tensor, drawn_from: int | Tensor | None = None) -> Tensor:
-        """Codes (:meth:`Pool.code`) ``(n,)`` from uniform numbers ``(n, >= 4)``: which, magnitude, sign, whether.
+        """Codes (:meth:`Pool.code`) ``(n,)`` from uniform numbers ``(n, >= 4)``: which, magnitude,
+        sign, whether.
 
         Args:
             draws: The numbers.
-            drawn_from: How many of the magnitudes each image draws from, ``(n,)`` or one number; all if left out.
+            drawn_from: How many of the magnitudes each image draws from, ``(n,)`` or one number;
+                all if left out.
         """
         pool, levels = self.pool, len(self.pool.magnitudes)
         operation = (draws[:, 0] * len(pool.operations)).long()
@@ -249,8 +308,12 @@ class RandAugment:
         return torch.where(draws[:, 3] < pool.probability, code, 2 * levels * len(pool.operations))
 
     def apply(self, images: Tensor, codes: Tensor, places: Tensor) -> Tensor:
-        """Apply one operation per image: its ``codes`` ``(n,)``, and ``places`` ``(n, 2)`` in [0, 1) for a cutout."""
-        kernels, kernel_of, parameters = self._tables_for((images.shape[2], images.shape[3]), images.device)
+        """Apply one operation per image: its ``codes`` ``(n,)``, and ``places`` ``(n, 2)`` in [0,
+        1) for a cutout.
+        """
+        kernels, kernel_of, parameters = self._tables_for(
+            (images.shape[2], images.shape[3]), images.device
+        )
         chosen = kernel_of[codes]
         static = images.device.type != "cpu" if self.static is None else self.static
         apply = _apply_to_all if static else _apply_to_rows
@@ -259,19 +322,30 @@ class RandAugment:
             result = apply(kernel, table, result, chosen == number, codes, places)
         return result
 
-    def _tables_for(self, size: Size, device: torch.device) -> tuple[Sequence[Kernel], Tensor, Sequence[Tensor]]:
+    def _tables_for(
+        self, size: Size, device: torch.device
+    ) -> tuple[Sequence[Kernel], Tensor, Sequence[Tensor]]:
         """The pool's tables, made at the first batch of a size."""
         if (size, device) not in self._tables:
             rows = self.pool.parameter_rows(size)
             kernels = tuple(dict.fromkeys(kernel for kernel, _ in rows if kernel is not None))
             kernel_of = [kernels.index(kernel) if kernel else -1 for kernel, _ in rows] + [-1]
             parameters = tuple(_parameter_table(rows, kernel).to(device) for kernel in kernels)
-            self._tables[size, device] = (kernels, torch.tensor(kernel_of, device=device), parameters)
+            self._tables[size, device] = (
+                kernels,
+                torch.tensor(kernel_of, device=device),
+                parameters,
+            )
         return self._tables[size, device]
 
 
-def _parameter_table(rows: Sequence[tuple[Kernel | None, Sequence[float]]], kernel: Kernel) -> Tensor:
-    """Parameters of one kernel by code: ``(codes + 1, p)`` float64; zero where the code has another kernel."""
+def _parameter_table(
+    rows: Sequence[tuple[Kernel | None, Sequence[float]]], kernel: Kernel
+) -> Tensor:
+    """Parameters of one kernel by code: ``(codes + 1, p)`` float64.
+
+    Zero where the code has another kernel.
+    """
     width = max(len(parameters) for owner, parameters in rows if owner is kernel)
     table = torch.zeros(len(rows) + 1, width, dtype=torch.float64)
     for code, (owner, parameters) in enumerate(rows):
@@ -293,7 +367,11 @@ def _apply_to_rows(
     return images
 
 
-def _apply_to_all(kernel: Kernel, table: Tensor, images: Tensor, mask: Tensor, codes: Tensor, places: Tensor) -> Tensor:
-    """Run a kernel on all images and keep what is under ``mask``: fixed shapes, no synchronisation."""
+def _apply_to_all(
+    kernel: Kernel, table: Tensor, images: Tensor, mask: Tensor, codes: Tensor, places: Tensor
+) -> Tensor:
+    """Run a kernel on all images and keep what is under ``mask``:
+    fixed shapes, no synchronisation.
+    """
     parameters = torch.cat([table[codes], places.double()], dim=1)
     return torch.where(mask[:, None, None, None], kernel(images, parameters), images)

@@ -1,8 +1,11 @@
-"""Weak and strong augmentation of whole batches on the device; every image has its own random numbers.
+"""Weak and strong augmentation of whole batches on the device.
 
-A view is a chain of stages on uint8 images, then the normalisation. All numbers are drawn first, from the images' keys
-(:func:`lightning_fedssl.sampling.uniform`); a stage is a pure function of images and numbers. An image's view therefore
-depends on that image and its key alone: the same in any batch, on any rank, on CPU and GPU.
+Every image has its own random numbers.
+
+A view is a chain of stages on uint8 images, then the normalisation. All numbers are drawn first,
+from the images' keys (:func:`lightning_fedssl.sampling.uniform`); a stage is a pure function of
+images and numbers. An image's view therefore depends on that image and its key alone: the same in
+any batch, on any rank, on CPU and GPU.
 """
 
 from __future__ import annotations
@@ -33,7 +36,10 @@ class Stage(Protocol):
     draws: int
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Transform uint8 ``images`` ``(n, c, h, w)`` with uniform numbers ``(n, draws)``; the input stays as it is."""
+        """Transform uint8 ``images`` ``(n, c, h, w)`` with uniform numbers ``(n, draws)``.
+
+        The input stays as it is.
+        """
         ...
 
 
@@ -50,7 +56,9 @@ class _Constant:
 
 
 class Normalize:
-    """Pixels to floating numbers, ``(pixel / 255 - mean) / std`` per channel; a view without augmentation.
+    """Pixels to floating numbers, ``(pixel / 255 - mean) / std`` per channel.
+
+    A view without augmentation.
 
     Args:
         mean: Mean per channel, for pixels scaled to 0..1.
@@ -69,7 +77,9 @@ class Normalize:
         dimensions: int = 3,
     ) -> None:
         scaled = scale * torch.tensor([list(mean), list(std)], dtype=torch.float64)
-        self._mean, self._std = map(_Constant, scaled.to(dtype).view(2, -1, *[1] * (dimensions - 1)))
+        self._mean, self._std = map(
+            _Constant, scaled.to(dtype).view(2, -1, *[1] * (dimensions - 1))
+        )
         self._centres = any(mean)
         self.dtype = dtype
 
@@ -84,7 +94,8 @@ class Normalize:
 
 
 class FlipCrop:
-    """Horizontal flip with probability 1/2, then a random crop after reflect padding, as one gather.
+    """Horizontal flip with probability 1/2, then a random crop after reflect padding, as one
+    gather.
 
     Args:
         flip: Whether images may be mirrored.
@@ -107,13 +118,20 @@ class FlipCrop:
             column = torch.where(draws[:, 0] < 0.5, column + offsets, column)
         rows = self._sources(height).on(images.device)[row]
         columns = self._sources(width).on(images.device)[column]
-        return kernels.gather_pixels(images, (rows[:, :, None] * width + columns[:, None]).flatten(1))
+        return kernels.gather_pixels(
+            images, (rows[:, :, None] * width + columns[:, None]).flatten(1)
+        )
 
     def _sources(self, side: int) -> _Constant:
-        """Source positions of one axis by offset, plain and mirrored: ``(2 * (2 * padding + 1), side)``."""
+        """Source positions of one axis by offset, plain and mirrored: ``(2 * (2 * padding + 1),
+        side)``.
+        """
         if side not in self._places:
             if self.padding >= side:
-                raise ValueError(f"data.weak: padding {self.padding} must be smaller than the image's side {side}")
+                raise ValueError(
+                    f"data.weak: padding {self.padding} must be smaller than the image's side "
+                    f"{side}"
+                )
             plain = torch.arange(2 * self.padding + 1)[:, None] + torch.arange(side) - self.padding
             reflected = plain.abs()
             reflected = torch.minimum(reflected, 2 * (side - 1) - reflected)
@@ -122,11 +140,13 @@ class FlipCrop:
 
 
 class ResizedCrop:
-    """A random part of every image, enlarged to the whole by bilinear interpolation, and mirrored with probability 1/2.
+    """A random part of every image, enlarged to the whole by bilinear interpolation, and mirrored
+    with probability 1/2.
 
     Args:
         flip: Whether images may be mirrored.
-        least: Smallest area of the part; area and ratio of the sides (3/4 to 4/3) are drawn as in torchvision.
+        least: Smallest area of the part; area and ratio of the sides (3/4 to 4/3) are drawn as in
+            torchvision.
     """
 
     draws = 5
@@ -136,22 +156,33 @@ class ResizedCrop:
         self.least = least
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Transform uint8 ``images`` with ``draws`` (flip, row, column, area, ratio), ``(n, 5)``."""
+        """Transform uint8 ``images`` with ``draws`` (flip,
+        row, column, area, ratio), ``(n, 5)``.
+        """
         flip, row, column, area, ratio = draws.double().unbind(1)
-        area, ratio = self.least + (1 - self.least) * area, ((2 * ratio - 1) * math.log(4 / 3)).exp()
+        area, ratio = (
+            self.least + (1 - self.least) * area,
+            ((2 * ratio - 1) * math.log(4 / 3)).exp(),
+        )
         high, wide = (area / ratio).sqrt().clamp(max=1), (area * ratio).sqrt().clamp(max=1)
         top, left = (1 - high) * row * images.shape[2], (1 - wide) * column * images.shape[3]
         mirrored = (flip < 0.5) & self.flip
-        across, start = torch.where(mirrored, -wide, wide), torch.where(mirrored, left + wide * images.shape[3], left)
+        across, start = (
+            torch.where(mirrored, -wide, wide),
+            torch.where(mirrored, left + wide * images.shape[3], left),
+        )
         none = torch.zeros_like(high)
-        return kernels.affine_bilinear(images, torch.stack([across, none, start, none, high, top], dim=1))
+        return kernels.affine_bilinear(
+            images, torch.stack([across, none, start, none, high, top], dim=1)
+        )
 
 
 class Cutout:
     """Paint one square at a random position of every image.
 
     Args:
-        side: Side of the square in pixels; its end is included, so it covers ``side + 1`` where it fits.
+        side: Side of the square in pixels; its end is included, so it covers ``side + 1`` where it
+            fits.
         grey: The value painted.
     """
 
@@ -167,13 +198,15 @@ class Cutout:
 
 
 class View:
-    """Stages on uint8 images, then the normalisation; a :data:`lightning_fedssl.data.local_data.ViewFunction`.
+    """Stages on uint8 images, then the normalisation.
+
+    A :data:`lightning_fedssl.data.local_data.ViewFunction`.
 
     Args:
         stages: In order.
         normalize: The last step.
-        first_draw: Number of an image's uniform numbers to leave unused, so that two views with the same keys are
-            independent of each other.
+        first_draw: Number of an image's uniform numbers to leave unused, so that two views with the
+            same keys are independent of each other.
     """
 
     def __init__(self, stages: Sequence[Stage], normalize: Normalize, first_draw: int = 0) -> None:
@@ -182,7 +215,9 @@ class View:
         self.first_draw = first_draw
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
-        """Views of uint8 ``images`` ``(n, c, h, w)`` with ``keys`` ``(n,)``: normalised, the same shape."""
+        """Views of uint8 ``images`` ``(n, c, h, w)`` with ``keys`` ``(n,)``: normalised, the same
+        shape.
+        """
         images = self.augment(images, keys)
         return self.normalize(images)
 
@@ -214,11 +249,12 @@ def make_views(
 
     Args:
         spec: The data set.
-        weak: ``flip_crop``, ``crop``, ``random_resized_crop`` (for photographs) or ``none``. ``auto`` is ``crop`` where
-            mirrored images have no meaning (digits, mnist, emnist, svhn) and ``flip_crop`` elsewhere. The padding is an
-            eighth of the side, on mnist 2 pixels.
-        strong: ``fixmatch``, ``semifl``, ``fedmatch`` or ``digits``, each after a weak view of its own, or ``none``:
-            the weak view. ``auto`` is ``digits`` on digits, mnist and emnist and ``fixmatch`` elsewhere.
+        weak: ``flip_crop``, ``crop``, ``random_resized_crop`` (for photographs) or ``none``.
+            ``auto`` is ``crop`` where mirrored images have no meaning (digits, mnist, emnist, svhn)
+            and ``flip_crop`` elsewhere. The padding is an eighth of the side, on mnist 2 pixels.
+        strong: ``fixmatch``, ``semifl``, ``fedmatch`` or ``digits``, each after a weak view of its
+            own, or ``none``: the weak view. ``auto`` is ``digits`` on digits, mnist and emnist and
+            ``fixmatch`` elsewhere.
         dtype: The floating type of the views.
     """
     normalize = Normalize(spec.mean, spec.std, dtype, 255 if spec.pixels else 1, len(spec.in_shape))
@@ -253,7 +289,8 @@ def strong_stages(spec: DatasetSpec, strong: str = "auto") -> list[Stage]:
 
 
 def resized(views: Views, in_shape: tuple[int, ...], side: int) -> Views:
-    """Views in another size: bilinear interpolation of the finished views, with antialiasing where they become smaller.
+    """Views in another size: bilinear interpolation of the finished views, with antialiasing where
+    they become smaller.
 
     Args:
         views: The views of stored images.
@@ -262,7 +299,12 @@ def resized(views: Views, in_shape: tuple[int, ...], side: int) -> Views:
     """
     sized = {view: partial(_scaled, view, side) for view in (views.plain, views.weak, views.strong)}
     # A view that is the plain one stays so: it draws no random numbers.
-    return Views(sized[views.plain], sized[views.weak], sized[views.strong], side * side / (in_shape[1] * in_shape[2]))
+    return Views(
+        sized[views.plain],
+        sized[views.weak],
+        sized[views.strong],
+        side * side / (in_shape[1] * in_shape[2]),
+    )
 
 
 def _scaled(view: ViewFunction, side: int, images: Tensor, keys: Tensor) -> Tensor:

@@ -1,10 +1,12 @@
 """How the training images are assigned to the server and the clients.
 
-A partition is drawn once, from its own random stream, and written to ``partition.json``, so that every method can run
-on the same one. Indices are positions in the data set's own training split, whatever was held out for validation.
+A partition is drawn once, from its own random stream, and written to ``partition.json``, so that
+every method can run on the same one. Indices are positions in the data set's own training split,
+whatever was held out for validation.
 
-To add a partition, override the smallest function that it changes: :meth:`Partition.assign` (the assignment of a pool
-of images to clients), or :meth:`Partition.split` if it also has its own rule for the labelled images.
+To add a partition, override the smallest function that it changes: :meth:`Partition.assign` (the
+assignment of a pool of images to clients), or :meth:`Partition.split` if it also has its own rule
+for the labelled images.
 """
 
 from __future__ import annotations
@@ -37,9 +39,11 @@ _Value = TypeVar("_Value")
 
 
 class Partition:
-    """Base of all partitions: a class-balanced choice of labelled images, and a rule that assigns the others.
+    """Base of all partitions: a class-balanced choice of labelled images, and a rule that assigns
+    the others.
 
-    A subclass overrides :meth:`assign`, or :meth:`split` for a rule that also decides which images are labelled.
+    A subclass overrides :meth:`assign`, or :meth:`split` for a rule that also decides which images
+    are labelled.
     """
 
     def assign(
@@ -48,7 +52,8 @@ class Partition:
         """Assigns a pool of images to the clients.
 
         Args:
-            labels: Labels of the images in the pool, int64 ``(n,)``, in data-set order; n is at least ``num_clients``.
+            labels: Labels of the images in the pool, int64 ``(n,)``, in data-set order; n is at
+                least ``num_clients``.
             num_clients: Number of clients, M.
             num_classes: Number of classes, K.
             generator: The random stream to draw from.
@@ -61,10 +66,11 @@ class Partition:
     def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
         """Assigns the images to server and clients, and decides which are labelled.
 
-        The labelled images are balanced over the classes: ``num_labels // num_classes`` of each, the remainder one each
-        to classes in drawn order (a class with too few images gives all it has, the others make up for it). With
-        ``label_location="server"`` they go to the server and the rest is assigned; with ``"clients"`` all images are
-        assigned and the labelled ones are marked where they lie.
+        The labelled images are balanced over the classes: ``num_labels // num_classes`` of each,
+        the remainder one each to classes in drawn order (a class with too few images gives all it
+        has, the others make up for it). With ``label_location="server"`` they go to the server and
+        the rest is assigned; with ``"clients"`` all images are assigned and the labelled ones are
+        marked where they lie.
 
         Args:
             asked: The images, and what they are to be split into.
@@ -81,22 +87,26 @@ class Partition:
             return FederatedSplit(asked.seed, labeled, ClientList.mark(parts, is_labeled))
         parts = self._assign_pool(asked, available, generator)
         labeled = choose_labeled(asked, parts.values.sort().values, generator)
-        return FederatedSplit(asked.seed, labeled[:0], ClientList.mark(parts, marked(len(asked.labels), labeled)))
+        return FederatedSplit(
+            asked.seed, labeled[:0], ClientList.mark(parts, marked(len(asked.labels), labeled))
+        )
 
     def add_unlabeled(
         self, split: FederatedSplit, asked: SplitRequest, generator: np.random.Generator
     ) -> FederatedSplit:
         """Gives the images that have no label to the clients.
 
-        No class is known of them, so no rule about classes applies: a random order is cut into equal parts, and the
-        remainder goes one each to the first clients.
+        No class is known of them, so no rule about classes applies: a random order is cut into
+        equal parts, and the remainder goes one each to the first clients.
 
         Args:
             split: The partition of the other images.
             asked: The images, ``asked.without_label`` among them.
             generator: A random stream of its own.
         """
-        order = asked.without_label[torch.from_numpy(generator.permutation(len(asked.without_label)))]
+        order = asked.without_label[
+            torch.from_numpy(generator.permutation(len(asked.without_label)))
+        ]
         return append_unlabeled(split, IndexLists.of(order.tensor_split(len(split.clients))))
 
     def check(self, split: FederatedSplit, asked: SplitRequest) -> None:
@@ -111,28 +121,42 @@ class Partition:
         """
         who = f"data.partition: {type(self).__name__}"
         if len(split.clients) != asked.num_clients:
-            raise ValueError(f"{who} made {len(split.clients)} clients, but data.num_clients is {asked.num_clients}")
-        check_samples(split, asked, who, "give numbers of samples whose SplitRequest.labels is not -1")
+            raise ValueError(
+                f"{who} made {len(split.clients)} clients, but data.num_clients is "
+                f"{asked.num_clients}"
+            )
+        check_samples(
+            split, asked, who, "give numbers of samples whose SplitRequest.labels is not -1"
+        )
 
-    def _assign_pool(self, asked: SplitRequest, pool: Tensor, generator: np.random.Generator) -> IndexLists:
-        """Assigns the images of ``pool`` and returns sorted indices; an empty pool gives every client nothing."""
+    def _assign_pool(
+        self, asked: SplitRequest, pool: Tensor, generator: np.random.Generator
+    ) -> IndexLists:
+        """Assigns the images of ``pool`` and returns sorted indices.
+
+        An empty pool gives every client nothing.
+        """
         clients = asked.num_clients
         if len(pool) == 0:
             return IndexLists(pool, torch.zeros(clients, dtype=torch.int64))
         if clients > len(pool):
             raise ValueError(
-                f"data.num_clients: {clients} clients cannot share {len(pool)} samples; lower data.num_clients or "
+                f"data.num_clients: {clients} clients cannot share {len(pool)} samples; lower "
+                "data.num_clients or "
                 "leave more samples (data.num_labels, data.validation)"
             )
         parts = self.assign(asked.labels[pool], clients, asked.num_classes, generator)
         try:
             lists = IndexLists.of(torch.as_tensor(part, dtype=torch.int64) for part in parts)
             if len(lists) != clients or (len(lists.values) and int(lists.values.min()) < 0):
-                raise ValueError(f"there are {len(lists)} lists for {clients} clients, or a number below 0")
+                raise ValueError(
+                    f"there are {len(lists)} lists for {clients} clients, or a number below 0"
+                )
             return lists.lookup(pool).sorted()
         except (TypeError, ValueError, IndexError, RuntimeError) as error:
             raise ValueError(
-                f"data.partition: {type(self).__name__}.assign must return for every client the positions of its "
+                f"data.partition: {type(self).__name__}.assign must return for every client the "
+                "positions of its "
                 f"samples in labels, from 0: {error}"
             ) from error
 
@@ -143,8 +167,8 @@ class Iid(Partition):
     Source: SemiFL (NeurIPS 2022), section 4; its code drops the remainder.
 
     Args:
-        drop_remainder: Give every client exactly floor(N / M) images and leave out the few that remain. If false, they
-            go one each to the first clients.
+        drop_remainder: Give every client exactly floor(N / M) images and leave out the few that
+            remain. If false, they go one each to the first clients.
     """
 
     def __init__(self, drop_remainder: bool = True) -> None:
@@ -163,11 +187,12 @@ class Iid(Partition):
 class Shards(Partition):
     """Every client holds images of at most ``classes_per_client`` classes.
 
-    Every class is cut, in data-set order, into shards: ``classes_per_client * M`` in all, equally many of each class.
-    The shards are shuffled, and each client gets ``classes_per_client`` of them, possibly two of one class.
+    Every class is cut, in data-set order, into shards: ``classes_per_client * M`` in all, equally
+    many of each class. The shards are shuffled, and each client gets ``classes_per_client`` of
+    them, possibly two of one class.
 
-    Source: SemiFL (NeurIPS 2022), section 4, "K = 2", and its code. Where the number of shards is not a multiple of the
-    number of classes, classes in drawn order get one more.
+    Source: SemiFL (NeurIPS 2022), section 4, "K = 2", and its code. Where the number of shards is
+    not a multiple of the number of classes, classes in drawn order get one more.
 
     Args:
         classes_per_client: Shards per client, K in the paper.
@@ -187,7 +212,8 @@ class Shards(Partition):
         wanted = self.classes_per_client * num_clients
         if self.classes_per_client > num_classes or wanted < (capacity > 0).sum():
             raise ValueError(
-                f"data.partition: {wanted} shards (classes_per_client * data.num_clients) cannot hold all "
+                f"data.partition: {wanted} shards (classes_per_client * data.num_clients) cannot "
+                "hold all "
                 f"{num_classes} classes, or classes_per_client is above their number"
             )
         counts = even_counts(capacity, min(wanted, len(labels)), generator)
@@ -199,32 +225,42 @@ class Shards(Partition):
         ]
         order = generator.permutation(len(shards))
         hands = (order[client::num_clients] for client in range(num_clients))
-        return [torch.from_numpy(np.concatenate([shards[index] for index in hand])) for hand in hands]
+        return [
+            torch.from_numpy(np.concatenate([shards[index] for index in hand])) for hand in hands
+        ]
 
 
 class Dirichlet(Partition):
     """Class proportions over the clients are drawn from a Dirichlet distribution, class by class.
 
-    For every class a Dirichlet(alpha) vector over the clients is drawn; clients that already hold their fair share,
-    N / M images, get nothing more; the class is cut in data-set order at the cumulative proportions.
+    For every class a Dirichlet(alpha) vector over the clients is drawn; clients that already hold
+    their fair share, N / M images, get nothing more; the class is cut in data-set order at the
+    cumulative proportions.
 
-    Source: SemiFL (NeurIPS 2022), section 4, "Dir(beta)", and its code, which repeats the whole draw until every client
-    has ``min_size`` images. With many clients or a small alpha such a draw may practically never occur. Therefore
-    images are moved here, one at a time, from the largest clients to those below the minimum.
+    Source: SemiFL (NeurIPS 2022), section 4, "Dir(beta)", and its code, which repeats the whole
+    draw until every client has ``min_size`` images. With many clients or a small alpha such a draw
+    may practically never occur. Therefore images are moved here, one at a time, from the largest
+    clients to those below the minimum.
 
     Args:
         alpha: Concentration, beta in SemiFL's paper; the smaller, the more uneven.
-        min_size: Least number of images per client; lowered, with a warning, to what N images allow.
+        min_size: Least number of images per client; lowered, with a warning, to what N images
+            allow.
     """
 
     def __init__(self, alpha: float = 0.3, min_size: int = 10) -> None:
-        self.alpha = require("Dirichlet", "alpha", alpha, 0 < alpha < math.inf, "a finite number above 0")
+        self.alpha = require(
+            "Dirichlet", "alpha", alpha, 0 < alpha < math.inf, "a finite number above 0"
+        )
         self.min_size = require("Dirichlet", "min_size", min_size, min_size >= 1, "1 or more")
 
     def assign(
         self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
     ) -> list[Tensor]:
-        """Draws proportions class by class, then tops up the smallest clients; see :meth:`Partition.assign`."""
+        """Draws proportions class by class, then tops up the smallest clients.
+
+        See :meth:`Partition.assign`.
+        """
         by_class = [members for members in positions_by_class(labels, num_classes) if len(members)]
         sizes, owners = np.zeros(num_clients, dtype=np.int64), []
         for members in by_class:
@@ -239,7 +275,8 @@ class Dirichlet(Partition):
         floor = min(self.min_size, len(labels) // num_clients)
         if floor < self.min_size:
             rank_zero_warn(
-                f"data.partition: {len(labels)} samples are too few for {self.min_size} at each of {num_clients} "
+                f"data.partition: {len(labels)} samples are too few for {self.min_size} at each "
+                f"of {num_clients} "
                 f"clients; every client gets at least {floor}"
             )
         _raise_to(floor, parts, generator)
@@ -247,26 +284,37 @@ class Dirichlet(Partition):
 
 
 class ClientDirichlet(Partition):
-    """Class proportions are drawn from a Dirichlet distribution client by client; sizes come out uneven.
+    """Class proportions are drawn from a Dirichlet distribution client by client.
 
-    For every client a Dirichlet(alpha) vector over the classes is drawn; each class is then divided among the clients
-    in proportion to their entries for it, rounded by largest remainder, in a drawn order of its images. Every image is
-    assigned; a client may get very few, and with a small alpha none: it skips its rounds.
+    Sizes come out uneven.
+
+    For every client a Dirichlet(alpha) vector over the classes is drawn; each class is then divided
+    among the clients in proportion to their entries for it, rounded by largest remainder, in a
+    drawn order of its images. Every image is assigned; a client may get very few, and with a small
+    alpha none: it skips its rounds.
 
     Source: the authors' code of Semi-SFL (arXiv 2307.15870), section V-D3, "Dir(alpha)".
 
     Args:
-        alpha: Concentration; the smaller, the fewer classes a client has. Published: 0.1, and 0.01 to 1.
+        alpha: Concentration; the smaller, the fewer classes a client has. Published: 0.1, and 0.01
+            to 1.
     """
 
     def __init__(self, alpha: float = 0.1) -> None:
-        self.alpha = require("ClientDirichlet", "alpha", alpha, 0 < alpha < math.inf, "a finite number above 0")
+        self.alpha = require(
+            "ClientDirichlet", "alpha", alpha, 0 < alpha < math.inf, "a finite number above 0"
+        )
 
     def assign(
         self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
     ) -> list[Tensor]:
-        """Draws every client's proportions, then divides class by class; see :meth:`Partition.assign`."""
-        wanted = np.stack([dirichlet(self.alpha, num_classes, generator) for _ in range(num_clients)])
+        """Draws every client's proportions, then divides class by class.
+
+        See :meth:`Partition.assign`.
+        """
+        wanted = np.stack(
+            [dirichlet(self.alpha, num_classes, generator) for _ in range(num_clients)]
+        )
         parts: list[list[NDArray[Any]]] = [[] for _ in range(num_clients)]
         for label, members in enumerate(positions_by_class(labels, num_classes)):
             shares = wanted[:, label] if wanted[:, label].sum() > 0 else np.ones(num_clients)
@@ -280,9 +328,10 @@ class ClientDirichlet(Partition):
 class FromFile(Partition):
     """The exact partition of an earlier run.
 
-    The run must use the same data set, number of clients and labels, and must not hold out (``data.validation``,
-    ``data.max_train_images``) an image that the file assigns: keep the seed of the earlier run too. With
-    ``data.num_labels: all``, clients may also be without any label, beside others: those of ``FullyLabeledClients``.
+    The run must use the same data set, number of clients and labels, and must not hold out
+    (``data.validation``, ``data.max_train_images``) an image that the file assigns: keep the seed
+    of the earlier run too. With ``data.num_labels: all``, clients may also be without any label,
+    beside others: those of ``FullyLabeledClients``.
 
     Args:
         path: A ``partition.json`` that a run wrote.
@@ -301,29 +350,42 @@ class FromFile(Partition):
         return FederatedSplit.load(self.path)
 
     def check(self, split: FederatedSplit, asked: SplitRequest) -> None:
-        """Refuses a file that does not fit the configuration; the message names the key to change."""
+        """Refuses a file that does not fit the configuration.
+
+        The message names the key to change.
+        """
         at_server, at_clients = len(split.server_labeled), len(split.client_list.labeled.values)
         if len(split.clients) != asked.num_clients:
             raise ValueError(
-                f"data.num_clients: {asked.num_clients}, but {self.path!r} has {len(split.clients)} clients"
+                f"data.num_clients: {asked.num_clients}, but {self.path!r} has "
+                f"{len(split.clients)} clients"
             )
         # With labels at the clients the server may have images besides: ClassSkew's server_images.
         if at_clients if asked.label_location == "server" else at_server and not at_clients:
             raise ValueError(
-                f"data.label_location: {asked.label_location!r}, but {self.path!r} has {at_server} labels at the "
+                f"data.label_location: {asked.label_location!r}, but {self.path!r} has "
+                f"{at_server} labels at the "
                 f"server and {at_clients} at the clients"
             )
         found = at_server if asked.label_location == "server" else at_clients
         if asked.num_labels not in ("all", found):
-            raise ValueError(f"data.num_labels: {asked.num_labels}, but {self.path!r} has {found} labels")
-        remedy = "use the data set, seed_everything, data.validation and data.max_train_images of the run that wrote it"
+            raise ValueError(
+                f"data.num_labels: {asked.num_labels}, but {self.path!r} has {found} labels"
+            )
+        remedy = (
+            "use the data set, seed_everything, data.validation and data.max_train_images of "
+            "the run that wrote it"
+        )
         check_samples(split, asked, f"partition file {self.path!r}", remedy)
         hidden = split.client_list.unlabeled
         hidden = hidden.select(asked.labels[hidden.values] >= 0)
-        # With all labels, clients may be without any, beside others that have all: FullyLabeledClients.
+        # With all labels, clients may be without any, beside others that have all:
+        # FullyLabeledClients.
         if (
             asked.num_labels == "all"
-            and (hidden.sizes[split.client_list.labeled.sizes > 0 if at_clients else slice(None)]).any()
+            and (
+                hidden.sizes[split.client_list.labeled.sizes > 0 if at_clients else slice(None)]
+            ).any()
         ):
             raise ValueError(f"data.num_labels: all, but {self.path!r} has {found} labels")
 
@@ -350,7 +412,8 @@ def require(owner: str, name: str, value: _Value, fits: bool, wanted: str) -> _V
 
 
 def check_samples(split: FederatedSplit, asked: SplitRequest, who: str, remedy: str) -> None:
-    """Refuse a split with a sample that does not exist, is held out, twice at a party, or labelled without a label.
+    """Refuse a split with a sample that does not exist, is held out, twice at a party, or labelled
+    without a label.
 
     Parties may share samples; a warning says so, because it may be a mistake.
 
@@ -369,22 +432,35 @@ def check_samples(split: FederatedSplit, asked: SplitRequest, who: str, remedy: 
     available[asked.without_label] = True
     if len(assigned) and not 0 <= int(assigned.min()) <= int(assigned.max()) < len(available):
         raise ValueError(
-            f"{who} names the samples {int(assigned.min())} to {int(assigned.max())} of {len(available)}; {remedy}"
+            f"{who} names the samples {int(assigned.min())} to {int(assigned.max())} of "
+            f"{len(available)}; {remedy}"
         )
     if (distinct := _count_distinct(assigned)) < len(assigned):
         server = torch.full_like(split.server_labeled, sampling.SERVER)
         owners = torch.cat([server, held.labeled.owners(), held.unlabeled.owners()])
         if torch.stack([owners, assigned]).unique(dim=1).shape[1] < len(assigned):
-            raise ValueError(f"{who} assigns a sample twice to one client, or to the server; leave one of the two out")
-        _log.warning("%s assigns %d samples, but only %d different ones: parties share", who, len(assigned), distinct)
+            raise ValueError(
+                f"{who} assigns a sample twice to one client, or to the server; leave one of the "
+                "two out"
+            )
+        _log.warning(
+            "%s assigns %d samples, but only %d different ones: parties share",
+            who,
+            len(assigned),
+            distinct,
+        )
     if not available[assigned].all():
         raise ValueError(f"{who} assigns samples that this run holds out; {remedy}")
     labeled = torch.cat([split.server_labeled, held.labeled.values])
     if (asked.labels[labeled] < 0).any():
-        raise ValueError(f"{who} gives samples without a label as labelled ones; they belong into unlabeled")
+        raise ValueError(
+            f"{who} gives samples without a label as labelled ones; they belong into unlabeled"
+        )
 
 
-def choose_labeled(asked: SplitRequest, candidates: Tensor, generator: np.random.Generator) -> Tensor:
+def choose_labeled(
+    asked: SplitRequest, candidates: Tensor, generator: np.random.Generator
+) -> Tensor:
     """The labelled images among ``candidates``, sorted indices.
 
     Args:
@@ -400,7 +476,8 @@ def choose_labeled(asked: SplitRequest, candidates: Tensor, generator: np.random
         return candidates
     if not _count_distinct(labels) <= num_labels <= len(candidates):
         raise ValueError(
-            f"data.num_labels: {num_labels} labels must cover {_count_distinct(labels)} classes, and be at most the "
+            f"data.num_labels: {num_labels} labels must cover {_count_distinct(labels)} classes, "
+            "and be at most the "
             f'{len(candidates)} samples; or give "all"'
         )
     return candidates[choose_balanced(labels, num_labels, asked.num_classes, generator)]
@@ -430,10 +507,11 @@ def _count_distinct(values: Tensor) -> int:
 
 
 def dirichlet(alpha: float, size: int, generator: np.random.Generator) -> NDArray[Any]:
-    """Proportions ``(size,)``; if the draw underflows, its limit for small alpha, which gives all to one client.
+    """Proportions ``(size,)``; if the draw underflows, its limit for small alpha, which gives all
+    to one client.
 
-    Drawing over fewer clients equals drawing over all, setting some to zero and renormalising: a Dirichlet vector's
-    renormalised parts are Dirichlet with the same parameters.
+    Drawing over fewer clients equals drawing over all, setting some to zero and renormalising: a
+    Dirichlet vector's renormalised parts are Dirichlet with the same parameters.
     """
     drawn = generator.dirichlet(np.full(size, min(alpha, 1e9)))
     if np.isfinite(drawn).all() and drawn.sum() > 0:
@@ -444,7 +522,9 @@ def dirichlet(alpha: float, size: int, generator: np.random.Generator) -> NDArra
 
 
 def _raise_to(floor: int, parts: list[Tensor], generator: np.random.Generator) -> None:
-    """Moves drawn images from the largest clients until every client holds ``floor``; changes ``parts``.
+    """Moves drawn images from the largest clients until every client holds ``floor``.
+
+    Changes ``parts``.
 
     Of equally large clients the first gives.
     """

@@ -27,12 +27,17 @@ def even_counts(capacity: NDArray[Any], total: int, generator: np.random.Generat
         if missing < len(unfilled):
             counts[generator.permutation(unfilled)[:missing]] += 1
         else:
-            counts[unfilled] = np.minimum(capacity[unfilled], counts[unfilled] + missing // len(unfilled))
+            counts[unfilled] = np.minimum(
+                capacity[unfilled], counts[unfilled] + missing // len(unfilled)
+            )
     return counts
 
 
-def choose_balanced(labels: Tensor, count: int, num_classes: int, generator: np.random.Generator) -> Tensor:
-    """Positions of ``count`` images, equally many of each class as far as the classes reach, sorted.
+def choose_balanced(
+    labels: Tensor, count: int, num_classes: int, generator: np.random.Generator
+) -> Tensor:
+    """Positions of ``count`` images, equally many of each class as far as the classes reach,
+    sorted.
 
     Args:
         labels: int64 ``(n,)``, n at least ``count``.
@@ -45,7 +50,9 @@ def choose_balanced(labels: Tensor, count: int, num_classes: int, generator: np.
     return _choose(by_class, counts, generator)
 
 
-def choose_stratified(labels: Tensor, count: int, num_classes: int, generator: np.random.Generator) -> Tensor:
+def choose_stratified(
+    labels: Tensor, count: int, num_classes: int, generator: np.random.Generator
+) -> Tensor:
     """Positions of ``count`` images in the proportions of the classes (largest remainder), sorted.
 
     Args:
@@ -60,7 +67,9 @@ def choose_stratified(labels: Tensor, count: int, num_classes: int, generator: n
 
 
 def largest_remainder(total: int, weights: NDArray[Any]) -> NDArray[np.int64]:
-    """``total`` in whole parts proportional to the weights; what rounding down leaves goes to the largest remainders.
+    """``total`` in whole parts proportional to the weights.
+
+    What rounding down leaves goes to the largest remainders.
 
     Args:
         total: What to assign.
@@ -70,7 +79,8 @@ def largest_remainder(total: int, weights: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def round_to_sum(exact: NDArray[Any], total: int) -> NDArray[np.int64]:
-    """Whole numbers with a given sum: rounded down, and one more where the remainders are largest, the first of equals.
+    """Whole numbers with a given sum: rounded down, and one more where the remainders are largest,
+    the first of equals.
 
     Args:
         exact: ``(parts,)``, with the sum ``total``.
@@ -92,6 +102,11 @@ def positions_by_class(labels: Tensor, num_classes: int) -> list[NDArray[Any]]:
     return [np.flatnonzero(values == label) for label in range(num_classes)]
 
 
-def _choose(by_class: list[NDArray[Any]], counts: NDArray[Any], generator: np.random.Generator) -> Tensor:
-    chosen = [generator.choice(members, size=n, replace=False) for members, n in zip(by_class, counts, strict=True)]
+def _choose(
+    by_class: list[NDArray[Any]], counts: NDArray[Any], generator: np.random.Generator
+) -> Tensor:
+    chosen = [
+        generator.choice(members, size=n, replace=False)
+        for members, n in zip(by_class, counts, strict=True)
+    ]
     return torch.from_numpy(np.sort(np.concatenate(chosen)))

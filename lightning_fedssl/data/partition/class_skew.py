@@ -1,4 +1,6 @@
-"""A partition with a given class skew R: every two users with different main classes are exactly R apart."""
+"""A partition with a given class skew R: every two users with different main classes are exactly R
+apart.
+"""
 
 from __future__ import annotations
 
@@ -16,30 +18,35 @@ from lightning_fedssl.data.partition.federated_split import FederatedSplit, Spli
 
 
 class ClassSkew(Partition):
-    """Every user has one main class; half the L1 distance of the class histograms of two users is R.
+    """Every user has one main class.
 
-    With n_j images of class j in the pool of N, ``q_j = n_j / N`` and m_j users of main class j, a user of main class j
-    gets ``n_j R / m_j`` images of class j, and ``n_i q_j (1 - R) / m_j`` of every class i, j included. User k has the
-    main class ``k mod d``. With fewer users than classes, user k has the main classes j with ``floor(j K / d) = k``. R
-    = 0: all users alike; R = 1: one main class each.
+    Half the L1 distance of the class histograms of two users is R.
 
-    Counts are rounded by largest remainder, class by class, so that every image is assigned once. If K is not a
-    multiple of d, users whose main class more users share hold fewer images. Users of one main class are 0 apart, so
-    the measured R over all pairs is smaller than the nominal one for K > d, by the factor
-    ``1 - sum_j m_j (m_j - 1) / (K (K - 1))``.
+    With n_j images of class j in the pool of N, ``q_j = n_j / N`` and m_j users of main class j, a
+    user of main class j gets ``n_j R / m_j`` images of class j, and ``n_i q_j (1 - R) / m_j`` of
+    every class i, j included. User k has the main class ``k mod d``. With fewer users than classes,
+    user k has the main classes j with ``floor(j K / d) = k``. R = 0: all users alike; R = 1: one
+    main class each.
 
-    Source: FedRGD (IEEE BigData 2021, arXiv 2008.11364), Definition 2 and appendix A.2; main classes and rounding are
-    ours, and so is the rule for fewer users than classes.
+    Counts are rounded by largest remainder, class by class, so that every image is assigned once.
+    If K is not a multiple of d, users whose main class more users share hold fewer images. Users of
+    one main class are 0 apart, so the measured R over all pairs is smaller than the nominal one for
+    K > d, by the factor ``1 - sum_j m_j (m_j - 1) / (K (K - 1))``.
+
+    Source: FedRGD (IEEE BigData 2021, arXiv 2008.11364), Definition 2 and appendix A.2; main
+    classes and rounding are ours, and so is the rule for fewer users than classes.
 
     Args:
         r: R, the nominal skew, from 0 to 1.
-        server_images: With labels at the clients, so many labelled images, balanced over the classes, go to the server
-            besides (FedRGD's supervised users); 0 for none.
+        server_images: With labels at the clients, so many labelled images, balanced over the
+            classes, go to the server besides (FedRGD's supervised users); 0 for none.
     """
 
     def __init__(self, r: float = 0.0, server_images: int = 0) -> None:
         self.r = require("ClassSkew", "r", r, 0 <= r <= 1, "a number from 0 (all alike) to 1")
-        self.server_images = require("ClassSkew", "server_images", server_images, server_images >= 0, "0 or more")
+        self.server_images = require(
+            "ClassSkew", "server_images", server_images, server_images >= 0, "0 or more"
+        )
 
     def assign(
         self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
@@ -57,7 +64,9 @@ class ClassSkew(Partition):
         return [torch.from_numpy(np.concatenate(part)) for part in parts]
 
     def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
-        """Assigns as :meth:`Partition.split`, after the server's own images if ``server_images`` are asked for."""
+        """Assigns as :meth:`Partition.split`, after the server's own images if ``server_images``
+        are asked for.
+        """
         rest = asked.labels.clone()
         server = torch.zeros(0, dtype=torch.int64)
         if self.server_images:
@@ -69,10 +78,13 @@ class ClassSkew(Partition):
             available = torch.nonzero(asked.labels >= 0).flatten()
             if self.server_images > len(available):
                 raise ValueError(
-                    f"data.partition: server_images is {self.server_images}, but there are only {len(available)} "
+                    f"data.partition: server_images is {self.server_images}, but there are only "
+                    f"{len(available)} "
                     "training samples; ask for fewer"
                 )
-            chosen = choose_balanced(asked.labels[available], self.server_images, asked.num_classes, generator)
+            chosen = choose_balanced(
+                asked.labels[available], self.server_images, asked.num_classes, generator
+            )
             server = available[chosen]
             rest[server] = -1
         split = super().split(replace(asked, labels=rest), generator)
@@ -107,8 +119,12 @@ def ownership(num_clients: int, num_classes: int) -> NDArray[Any]:
     return owned
 
 
-def largest_remainder(target: NDArray[Any], total: int, generator: np.random.Generator) -> NDArray[Any]:
-    """Whole numbers close to ``target`` with the sum ``total``; among equal remainders the choice is random.
+def largest_remainder(
+    target: NDArray[Any], total: int, generator: np.random.Generator
+) -> NDArray[Any]:
+    """Whole numbers close to ``target`` with the sum ``total``.
+
+    Among equal remainders the choice is random.
 
     Args:
         target: ``(K,)``, not negative, with the sum ``total``.

@@ -18,15 +18,16 @@ from lightning_fedssl.data.partition.labels_at_clients import label_quotas, take
 
 
 class ClientTypes(Partition):
-    """Client c is of type ``t = c mod K``: half of its unlabelled images are of class t, the others mostly of t +- 1.
+    """Client c is of type ``t = c mod K``: half of its unlabelled images are of class t, the others
+    mostly of t +- 1.
 
-    Every client draws the same number of images, each of a class drawn by its type's probabilities, and takes the next
-    images of that class; a class that has run out gives none, so sizes differ a little. Labelled images are balanced:
-    at the clients every one has as many of each class as any other. For clients of one kind (IID): ``Stratified``, or
-    with labels at the server ``Iid``.
+    Every client draws the same number of images, each of a class drawn by its type's probabilities,
+    and takes the next images of that class; a class that has run out gives none, so sizes differ a
+    little. Labelled images are balanced: at the clients every one has as many of each class as any
+    other. For clients of one kind (IID): ``Stratified``, or with labels at the server ``Iid``.
 
-    Source: FedMatch (ICLR 2021, arXiv 2006.12097) and its authors' code, which has K = 10; with other numbers of
-    classes the probabilities are renormalised, which is ours.
+    Source: FedMatch (ICLR 2021, arXiv 2006.12097) and its authors' code, which has K = 10; with
+    other numbers of classes the probabilities are renormalised, which is ours.
 
     Args:
         own: Probability of class t.
@@ -36,7 +37,11 @@ class ClientTypes(Partition):
     """
 
     def __init__(
-        self, own: float = 0.5, neighbours: float = 0.15, opposite: float = 0.02, others: float = 0.03
+        self,
+        own: float = 0.5,
+        neighbours: float = 0.15,
+        opposite: float = 0.02,
+        others: float = 0.03,
     ) -> None:
         values = {"own": own, "neighbours": neighbours, "opposite": opposite, "others": others}
         for name, value in values.items():
@@ -61,17 +66,25 @@ class ClientTypes(Partition):
     ) -> list[Tensor]:
         """Draws class counts client by client; see :meth:`Partition.assign`."""
         members = [generator.permutation(part) for part in positions_by_class(labels, num_classes)]
-        probabilities, taken = self.probabilities(num_classes), np.zeros(num_classes, dtype=np.int64)
+        probabilities, taken = (
+            self.probabilities(num_classes),
+            np.zeros(num_classes, dtype=np.int64),
+        )
         parts = []
         for client in range(num_clients):
-            counts = generator.multinomial(len(labels) // num_clients, probabilities[client % num_classes])
-            pieces = [own[first : first + n] for own, first, n in zip(members, taken, counts, strict=True)]
+            counts = generator.multinomial(
+                len(labels) // num_clients, probabilities[client % num_classes]
+            )
+            pieces = [
+                own[first : first + n] for own, first, n in zip(members, taken, counts, strict=True)
+            ]
             taken += counts
             parts.append(torch.from_numpy(np.concatenate(pieces)))
         return parts
 
     def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
-        """As :meth:`Partition.split`, but labelled images at the clients are balanced at every one of them.
+        """As :meth:`Partition.split`, but labelled images at the clients are balanced at every one
+        of them.
 
         Raises:
             ValueError: There are fewer images than labels; the message names the key.
@@ -80,7 +93,9 @@ class ClientTypes(Partition):
         if asked.label_location == "server" or num_labels == "all":
             return super().split(asked, generator)
         quotas = label_quotas(num_labels, clients, [range(classes)] * clients)
-        members = [generator.permutation(part) for part in positions_by_class(asked.labels, classes)]
+        members = [
+            generator.permutation(part) for part in positions_by_class(asked.labels, classes)
+        ]
         labeled, left = take(members, quotas)
         pool = torch.from_numpy(np.sort(np.concatenate(left)))
         parts = self._assign_pool(asked, pool, generator)

@@ -25,15 +25,17 @@ class SplitRequest:
     """The input of a partition.
 
     Attributes:
-        labels: Labels of all training images, int64 ``(N,)``; -1 marks an image that is held out of the federation.
+        labels: Labels of all training images, int64 ``(N,)``; -1 marks an image that is held out of
+            the federation.
         num_classes: Number of classes, K.
         num_clients: Number of clients, M.
         num_labels: Number of labelled images in the federation, or ``"all"``.
         label_location: Where the labelled images are.
         seed: The seed to note in the split.
-        client_ids: The natural client of every training image, int64 ``(N,)``; None if the data have none.
-        without_label: Indices of the images that have no label at all, int64 ``(n,)``; only clients get them. Their
-            entries in ``labels`` are -1.
+        client_ids: The natural client of every training image, int64 ``(N,)``; None if the data
+            have none.
+        without_label: Indices of the images that have no label at all, int64 ``(n,)``; only clients
+            get them. Their entries in ``labels`` are -1.
     """
 
     labels: Tensor
@@ -72,10 +74,12 @@ class FederatedSplit:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def save(self, path: str | Path) -> None:
-        """Writes the split as JSON with the keys ``seed``, ``server_labeled``, ``clients`` and ``hash``.
+        """Writes the split as JSON with the keys ``seed``, ``server_labeled``, ``clients`` and
+        ``hash``.
 
         Args:
-            path: The file; it is replaced atomically, so that a reader never sees an incomplete file.
+            path: The file; it is replaced atomically, so that a reader never sees an incomplete
+                file.
         """
         text = json.dumps({**self._content(), "hash": self.hash})
         replace_file(Path(path), lambda new: new.write_text(text, encoding="utf-8"))
@@ -93,11 +97,16 @@ class FederatedSplit:
         """
         path = Path(path)
         if not path.is_file():
-            raise FileNotFoundError(f"partition file {str(path)!r} does not exist; give the partition.json of a run")
+            raise FileNotFoundError(
+                f"partition file {str(path)!r} does not exist; give the partition.json of a run"
+            )
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             server = _index_tensor(content["server_labeled"])
-            held = [[_index_tensor(one[kind]) for kind in ("labeled", "unlabeled")] for one in content["clients"]]
+            held = [
+                [_index_tensor(one[kind]) for kind in ("labeled", "unlabeled")]
+                for one in content["clients"]
+            ]
             split = cls(int(content["seed"]), server, [ClientIndices(*lists) for lists in held])
             stored_hash = content["hash"]
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
@@ -105,16 +114,26 @@ class FederatedSplit:
                 f"partition file {str(path)!r} is no partition ({type(error).__name__}: {error})"
             ) from error
         if split.hash != stored_hash:
-            raise ValueError(f"partition file {str(path)!r} was changed: its content does not fit its hash")
+            raise ValueError(
+                f"partition file {str(path)!r} was changed: its content does not fit its hash"
+            )
         return split
 
     def _content(self) -> dict[str, Any]:
-        lists = zip(self.client_list.labeled.tolist(), self.client_list.unlabeled.tolist(), strict=True)
+        lists = zip(
+            self.client_list.labeled.tolist(), self.client_list.unlabeled.tolist(), strict=True
+        )
         clients = [{"labeled": labeled, "unlabeled": unlabeled} for labeled, unlabeled in lists]
-        return {"seed": self.seed, "server_labeled": self.server_labeled.tolist(), "clients": clients}
+        return {
+            "seed": self.seed,
+            "server_labeled": self.server_labeled.tolist(),
+            "clients": clients,
+        }
 
 
 def _index_tensor(values: Any) -> Tensor:
-    if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
+    if not isinstance(values, list) or not all(
+        type(value) is int and value >= 0 for value in values
+    ):
         raise TypeError("indices must be a list of integers from 0")
     return torch.tensor(values, dtype=torch.int64)

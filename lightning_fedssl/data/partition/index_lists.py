@@ -22,7 +22,9 @@ class ClientIndices(NamedTuple):
 
 
 class IndexLists:
-    """One list of indices for each party, end to end in one tensor; ``lists[k]`` is a view of party k's part.
+    """One list of indices for each party, end to end in one tensor.
+
+    ``lists[k]`` is a view of party k's part.
 
     Args:
         values: All lists, one after another, ``(n,)``.
@@ -100,11 +102,15 @@ class ClientList(Sequence[ClientIndices]):
         """The list of a sequence; a list of this class as it is."""
         if isinstance(clients, cls):
             return clients
-        return cls(IndexLists.of(c.labeled for c in clients), IndexLists.of(c.unlabeled for c in clients))
+        return cls(
+            IndexLists.of(c.labeled for c in clients), IndexLists.of(c.unlabeled for c in clients)
+        )
 
     @classmethod
     def mark(cls, parts: IndexLists, is_labeled: Tensor) -> ClientList:
-        """Clients that hold ``parts``, of which those are labelled that ``is_labeled`` ``(N,)`` marks."""
+        """Clients that hold ``parts``, of which those are labelled that ``is_labeled`` ``(N,)``
+        marks.
+        """
         marked = is_labeled[parts.values]
         return cls(parts.select(marked), parts.select(~marked))
 

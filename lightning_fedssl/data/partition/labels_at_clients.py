@@ -1,7 +1,9 @@
-"""Partitions that also decide which classes each client has labels of, for methods whose clients hold the labels.
+"""Partitions that also decide which classes each client has labels of, for methods whose clients
+hold the labels.
 
-All follow Fed-SHVR (arXiv 2111.00010, section V): equal shares, labels of two digits with Dirichlet-assigned unlabelled
-images, and class-distribution mismatch. Details that the paper does not give are ours; the docstrings say so.
+All follow Fed-SHVR (arXiv 2111.00010, section V): equal shares, labels of two digits with
+Dirichlet-assigned unlabelled images, and class-distribution mismatch. Details that the paper does
+not give are ours; the docstrings say so.
 """
 
 from __future__ import annotations
@@ -24,26 +26,42 @@ Counts = NDArray[np.int64]
 
 
 class _LabelsAtClients(Partition):
-    """Base: every client gets labelled images of its own classes, then the others are assigned as unlabelled ones."""
+    """Base: every client gets labelled images of its own classes, then the others are assigned as
+    unlabelled ones.
+    """
 
     def __init__(self, deal_as: int | None = None) -> None:
         self.deal_as = deal_as
 
     def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
-        """Assigns the images to server and clients, and decides which are labelled; see :meth:`Partition.split`.
+        """Assigns the images to server and clients, and decides which are labelled.
+
+        See :meth:`Partition.split`.
 
         Raises:
-            ValueError: If the labels are not at the clients, or a class has too few images; the message names the key.
+            ValueError: If the labels are not at the clients, or a class has too few images; the
+                message names the key.
         """
         if asked.label_location != "clients":
-            raise ValueError(f"data.label_location: {type(self).__name__} assigns labels to clients; set it to clients")
+            raise ValueError(
+                f"data.label_location: {type(self).__name__} assigns labels to clients; set it to "
+                "clients"
+            )
         classes, num_labels = asked.num_classes, asked.num_labels
-        members = [generator.permutation(part) for part in positions_by_class(asked.labels, classes)]
+        members = [
+            generator.permutation(part) for part in positions_by_class(asked.labels, classes)
+        ]
         count = (self.deal_as or 0) if num_labels == "all" else num_labels
-        quotas = label_quotas(count, asked.num_clients, [self.classes_of(k, classes) for k in range(asked.num_clients)])
+        quotas = label_quotas(
+            count,
+            asked.num_clients,
+            [self.classes_of(k, classes) for k in range(asked.num_clients)],
+        )
         quotas = np.pad(quotas, ((0, 0), (0, classes - quotas.shape[1])))
         labeled, pool = take(members, quotas)
-        unlabeled, _ = take(pool, self.unlabeled_counts([len(part) for part in pool], quotas, generator))
+        unlabeled, _ = take(
+            pool, self.unlabeled_counts([len(part) for part in pool], quotas, generator)
+        )
         clients = ClientList(labeled.sorted(), unlabeled.sorted())
         if num_labels == "all":
             nothing = IndexLists(labeled.values[:0], torch.zeros_like(labeled.sizes))
@@ -54,7 +72,9 @@ class _LabelsAtClients(Partition):
         """The classes a client has labels of."""
         raise NotImplementedError
 
-    def unlabeled_counts(self, sizes: Sequence[int], quotas: Counts, generator: np.random.Generator) -> Counts:
+    def unlabeled_counts(
+        self, sizes: Sequence[int], quotas: Counts, generator: np.random.Generator
+    ) -> Counts:
         """How many unlabelled images of each class each client gets.
 
         Args:
@@ -69,15 +89,17 @@ class _LabelsAtClients(Partition):
 
 
 class Stratified(_LabelsAtClients):
-    """IID with equal shares: every client gets as many images of each class, and as many labelled ones, as any other.
+    """IID with equal shares: every client gets as many images of each class, and as many labelled
+    ones, as any other.
 
-    Class sizes that the clients do not divide leave remainders; these go round, so that the clients' totals differ by
-    one at most, unless a client has more labelled images of a class than its share of the class. With MNIST, 10 clients
-    and 600 labels: 60 labelled and 5,940 unlabelled images each.
+    Class sizes that the clients do not divide leave remainders; these go round, so that the
+    clients' totals differ by one at most, unless a client has more labelled images of a class than
+    its share of the class. With MNIST, 10 clients and 600 labels: 60 labelled and 5,940 unlabelled
+    images each.
 
     Args:
-        deal_as: With ``data.num_labels: all``, assign as if that many were labelled, so that each client holds the same
-            images as in that run.
+        deal_as: With ``data.num_labels: all``, assign as if that many were labelled, so that each
+            client holds the same images as in that run.
     """
 
     def __init__(self, deal_as: int | None = None) -> None:
@@ -87,7 +109,9 @@ class Stratified(_LabelsAtClients):
         """Every class."""
         return list(range(num_classes))
 
-    def unlabeled_counts(self, sizes: Sequence[int], quotas: Counts, generator: np.random.Generator) -> Counts:
+    def unlabeled_counts(
+        self, sizes: Sequence[int], quotas: Counts, generator: np.random.Generator
+    ) -> Counts:
         """Equal shares of all images, less the labelled ones; see the base class."""
         clients = len(quotas)
         totals = np.asarray(sizes) + quotas.sum(axis=0)
@@ -97,7 +121,9 @@ class Stratified(_LabelsAtClients):
             shares[(first + np.arange(extra)) % clients, label] += 1
             first += int(extra)
         counts = shares - quotas
-        for label, client in zip(*np.nonzero(counts.T < 0), strict=True):  # a client with more labels than its share
+        for label, client in zip(
+            *np.nonzero(counts.T < 0), strict=True
+        ):  # a client with more labels than its share
             donor = counts[:, label].argmax()
             counts[donor, label] += counts[client, label]
             counts[client, label] = 0
@@ -105,49 +131,64 @@ class Stratified(_LabelsAtClients):
 
 
 class LabeledClasses(_LabelsAtClients):
-    """Labels of few classes at each client; each class's unlabelled images are assigned by a Dirichlet(alpha) draw.
+    """Labels of few classes at each client.
 
-    Client k has labels of the classes ``c k, .., c k + c - 1`` modulo their number, as many of each. The unlabelled
-    images of a class go to the clients in the drawn proportions, rounded by largest remainder, with no rule on sizes: a
-    client may get none. The paper says "two digits" and "Dir_10(0.1)"; which two, and the direction of the draw, are
-    ours.
+    Each class's unlabelled images are assigned by a Dirichlet(alpha) draw.
+
+    Client k has labels of the classes ``c k, .., c k + c - 1`` modulo their number, as many of
+    each. The unlabelled images of a class go to the clients in the drawn proportions, rounded by
+    largest remainder, with no rule on sizes: a client may get none. The paper says "two digits" and
+    "Dir_10(0.1)"; which two, and the direction of the draw, are ours.
 
     Args:
         classes_per_client: c, classes a client has labels of.
         alpha: Concentration of the unlabelled images; the smaller, the more uneven.
-        deal_as: With ``data.num_labels: all``, assign as if that many were labelled, so that each client holds the same
-            images as in that run; if left out, every image is assigned as an unlabelled one.
+        deal_as: With ``data.num_labels: all``, assign as if that many were labelled, so that each
+            client holds the same images as in that run; if left out, every image is assigned as an
+            unlabelled one.
     """
 
-    def __init__(self, classes_per_client: int = 2, alpha: float = 0.1, deal_as: int | None = None) -> None:
+    def __init__(
+        self, classes_per_client: int = 2, alpha: float = 0.1, deal_as: int | None = None
+    ) -> None:
         super().__init__(deal_as)
-        self.classes_per_client = _above_0("LabeledClasses", "classes_per_client", classes_per_client)
+        self.classes_per_client = _above_0(
+            "LabeledClasses", "classes_per_client", classes_per_client
+        )
         self.alpha = _above_0("LabeledClasses", "alpha", alpha)
 
     def classes_of(self, client: int, num_classes: int) -> list[int]:
         """``c`` neighbouring classes, beginning where the last client's end."""
         return _neighbours(client * self.classes_per_client, self.classes_per_client, num_classes)
 
-    def unlabeled_counts(self, sizes: Sequence[int], quotas: Counts, generator: np.random.Generator) -> Counts:
+    def unlabeled_counts(
+        self, sizes: Sequence[int], quotas: Counts, generator: np.random.Generator
+    ) -> Counts:
         """One Dirichlet draw over the clients per class; see the base class."""
         draws = [dirichlet(self.alpha, len(quotas), generator) for _ in sizes]
-        return np.stack([largest_remainder(n, p) for n, p in zip(sizes, draws, strict=True)], axis=1)
+        return np.stack(
+            [largest_remainder(n, p) for n, p in zip(sizes, draws, strict=True)], axis=1
+        )
 
 
 class ClassMismatch(_LabelsAtClients):
-    """Class-distribution mismatch: a client's unlabelled images are, by a given share, of classes it has no labels of.
+    """Class-distribution mismatch: a client's unlabelled images are, by a given share, of classes
+    it has no labels of.
 
-    Client k has labels of the classes ``k, .., k + c - 1`` modulo their number. Per class a Dirichlet(alpha) vector
-    over the clients is drawn; a client's number of unlabelled images is proportional to the sum of its entries, and its
-    images of a class to its entry. The paper names the ratio and "Dir_40(0.025)" without a procedure; this one is ours.
+    Client k has labels of the classes ``k, .., k + c - 1`` modulo their number. Per class a
+    Dirichlet(alpha) vector over the clients is drawn; a client's number of unlabelled images is
+    proportional to the sum of its entries, and its images of a class to its entry. The paper names
+    the ratio and "Dir_40(0.025)" without a procedure; this one is ours.
 
     Args:
-        ratio: Mismatch ratio r, the share of a client's unlabelled images from classes it has no labels of.
+        ratio: Mismatch ratio r, the share of a client's unlabelled images from classes it has no
+            labels of.
         classes_per_client: c, classes a client has labels of.
         alpha: Concentration of the Dirichlet draw.
         num_unlabeled: Unlabelled images in all; every image that has no label if left out.
         sizes: Unlabelled images of a client: by the ``dirichlet`` draw, or ``equal``.
-        min_size: Fewest unlabelled images of a client, taken from the largest; less where there are too few in all.
+        min_size: Fewest unlabelled images of a client, taken from the largest; less where there are
+            too few in all.
         deal_as: As in :class:`LabeledClasses`.
     """
 
@@ -162,10 +203,16 @@ class ClassMismatch(_LabelsAtClients):
         deal_as: int | None = None,
     ) -> None:
         super().__init__(deal_as)
-        self.classes_per_client = _above_0("ClassMismatch", "classes_per_client", classes_per_client)
+        self.classes_per_client = _above_0(
+            "ClassMismatch", "classes_per_client", classes_per_client
+        )
         self.alpha = _above_0("ClassMismatch", "alpha", alpha)
-        self.ratio = require("ClassMismatch", "ratio", ratio, 0 <= ratio <= 1, "a number from 0 to 1")
-        self.sizes = require("ClassMismatch", "sizes", sizes, sizes in ("dirichlet", "equal"), "dirichlet or equal")
+        self.ratio = require(
+            "ClassMismatch", "ratio", ratio, 0 <= ratio <= 1, "a number from 0 to 1"
+        )
+        self.sizes = require(
+            "ClassMismatch", "sizes", sizes, sizes in ("dirichlet", "equal"), "dirichlet or equal"
+        )
         self.min_size = require("ClassMismatch", "min_size", min_size, min_size >= 0, "0 or more")
         self.num_unlabeled = require(
             "ClassMismatch", "num_unlabeled", num_unlabeled, (num_unlabeled or 0) >= 0, "0 or more"
@@ -175,12 +222,25 @@ class ClassMismatch(_LabelsAtClients):
         """``c`` neighbouring classes, beginning one later than the last client's."""
         return _neighbours(client, self.classes_per_client, num_classes)
 
-    def unlabeled_counts(self, sizes: Sequence[int], quotas: Counts, generator: np.random.Generator) -> Counts:
-        """Sizes first, then each client's classes inside and outside its labelled ones; see the base class."""
+    def unlabeled_counts(
+        self, sizes: Sequence[int], quotas: Counts, generator: np.random.Generator
+    ) -> Counts:
+        """Sizes first, then each client's classes inside and outside its labelled ones.
+
+        See the base class.
+        """
         clients, classes = quotas.shape
         total = sum(sizes) if self.num_unlabeled is None else self.num_unlabeled
-        require("ClassMismatch", "num_unlabeled", total, total <= sum(sizes), f"at most {sum(sizes)}, what is left")
-        draws = np.stack([dirichlet(self.alpha, clients, generator) for _ in range(classes)], axis=1)
+        require(
+            "ClassMismatch",
+            "num_unlabeled",
+            total,
+            total <= sum(sizes),
+            f"at most {sum(sizes)}, what is left",
+        )
+        draws = np.stack(
+            [dirichlet(self.alpha, clients, generator) for _ in range(classes)], axis=1
+        )
         totals = self._totals(total, draws.sum(axis=1))
         left = np.asarray(sizes, dtype=np.int64)
         counts = np.zeros_like(quotas)
@@ -189,14 +249,17 @@ class ClassMismatch(_LabelsAtClients):
             inside = np.isin(np.arange(classes), self.classes_of(client, classes))
             outside = round(self.ratio * totals[client])
             for part, wanted in ((~inside, outside), (inside, totals[client] - outside)):
-                taken = apportion(int(wanted), np.where(part, draws[client] + 1e-6, 0), left - counts[client])
+                taken = apportion(
+                    int(wanted), np.where(part, draws[client] + 1e-6, 0), left - counts[client]
+                )
                 counts[client] += taken
                 elsewhere += (short := int(wanted - taken.sum()))
                 counts[client] += apportion(short, draws[client] + 1e-6, left - counts[client])
             left -= counts[client]
         if elsewhere:
             rank_zero_warn(
-                f"data.partition: ClassMismatch ran out of samples: {elsewhere} of {total} unlabelled ones are of "
+                f"data.partition: ClassMismatch ran out of samples: {elsewhere} of {total} "
+                "unlabelled ones are of "
                 "other classes than the ratio asks for"
             )
         return counts
@@ -206,7 +269,9 @@ class ClassMismatch(_LabelsAtClients):
         clients = len(shares)
         counts = largest_remainder(total, np.ones(clients) if self.sizes == "equal" else shares)
         floor = min(self.min_size, total // clients)
-        while (smallest := int(counts.argmin())) != (largest := int(counts.argmax())) and counts[smallest] < floor:
+        while (smallest := int(counts.argmin())) != (largest := int(counts.argmax())) and counts[
+            smallest
+        ] < floor:
             moved = min(floor - counts[smallest], max(1, counts[largest] - floor))
             counts[smallest] += moved
             counts[largest] -= moved
@@ -214,10 +279,11 @@ class ClassMismatch(_LabelsAtClients):
 
 
 def label_quotas(num_labels: int, num_clients: int, classes: Sequence[Sequence[int]]) -> Counts:
-    """Labelled images of each client and class: equal totals over clients, equal over each client's classes.
+    """Labelled images of each client and class: equal totals over clients, equal over each client's
+    classes.
 
-    Remainders go to the first clients, and to classes in rotation: a client's extra labels begin with the class after
-    the last extra label of the client before it that has the same classes.
+    Remainders go to the first clients, and to classes in rotation: a client's extra labels begin
+    with the class after the last extra label of the client before it that has the same classes.
 
     Args:
         num_labels: In all.
@@ -227,10 +293,14 @@ def label_quotas(num_labels: int, num_clients: int, classes: Sequence[Sequence[i
     Returns:
         ``(clients, highest class + 1)``.
     """
-    quotas = np.zeros((num_clients, 1 + max(label for own in classes for label in own)), dtype=np.int64)
+    quotas = np.zeros(
+        (num_clients, 1 + max(label for own in classes for label in own)), dtype=np.int64
+    )
     first_extra: defaultdict[tuple[int, ...], int] = defaultdict(int)
     for client, own in enumerate(classes):
-        share, extra = divmod(num_labels // num_clients + (client < num_labels % num_clients), len(own))
+        share, extra = divmod(
+            num_labels // num_clients + (client < num_labels % num_clients), len(own)
+        )
         first = first_extra[tuple(own)]
         first_extra[tuple(own)] += extra
         for place, label in enumerate(own):
@@ -239,7 +309,9 @@ def label_quotas(num_labels: int, num_clients: int, classes: Sequence[Sequence[i
 
 
 def apportion(total: int, weights: NDArray[Any], capacity: Counts) -> Counts:
-    """As :func:`largest_remainder` within capacities; what a full part cannot take goes to the others.
+    """As :func:`largest_remainder` within capacities.
+
+    What a full part cannot take goes to the others.
 
     Args:
         total: What to assign.
@@ -272,7 +344,8 @@ def take(members: Sequence[NDArray[Any]], counts: Counts) -> tuple[IndexLists, l
     for label, (wanted, part) in enumerate(zip(totals, members, strict=True)):
         if wanted > len(part):
             raise ValueError(
-                f"data.num_labels: the clients would have {wanted} labelled samples of class {label}, but there are "
+                f"data.num_labels: the clients would have {wanted} labelled samples of class "
+                f"{label}, but there are "
                 f"only {len(part)}; ask for fewer labels"
             )
     taken = np.concatenate([part[:total] for part, total in zip(members, totals, strict=True)])
@@ -283,7 +356,13 @@ def take(members: Sequence[NDArray[Any]], counts: Counts) -> tuple[IndexLists, l
 
 
 def _neighbours(first: int, count: int, num_classes: int) -> list[int]:
-    require("this partition", "classes_per_client", count, count <= num_classes, f"at most {num_classes}, the classes")
+    require(
+        "this partition",
+        "classes_per_client",
+        count,
+        count <= num_classes,
+        f"at most {num_classes}, the classes",
+    )
     return [(first + i) % num_classes for i in range(count)]
 
 

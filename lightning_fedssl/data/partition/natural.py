@@ -12,7 +12,9 @@ from lightning_fedssl.data.partition.index_lists import ClientList, IndexLists
 
 
 class NaturalClients(Partition):
-    """Every client holds the samples with its own identifier; client k is the k-th identifier in sorted order.
+    """Every client holds the samples with its own identifier.
+
+    Client k is the k-th identifier in sorted order.
 
     Needs data with client identifiers and ``data.num_clients`` equal to their number.
     """
@@ -21,18 +23,25 @@ class NaturalClients(Partition):
         """Assigns by identifier; see :meth:`Partition.split`.
 
         Raises:
-            ValueError: If there are no identifiers, or another number of them; the message names the key.
+            ValueError: If there are no identifiers, or another number of them; the message names
+                the key.
         """
         if asked.client_ids is None:
             raise ValueError(
-                "data.partition: NaturalClients needs data that name the client of each sample: client_ids in Python "
+                "data.partition: NaturalClients needs data that name the client of each sample: "
+                "client_ids in Python "
                 "and in Arrays, client_column of Table and ImageTable, or SiteFolders"
             )
         if (count := int(asked.client_ids.max()) + 1) != asked.num_clients:
-            raise ValueError(f"data.num_clients: {asked.num_clients}, but the data have {count} clients; set {count}")
+            raise ValueError(
+                f"data.num_clients: {asked.num_clients}, but the data have {count} clients; set "
+                f"{count}"
+            )
         return super().split(asked, generator)
 
-    def _assign_pool(self, asked: SplitRequest, pool: Tensor, generator: np.random.Generator) -> IndexLists:
+    def _assign_pool(
+        self, asked: SplitRequest, pool: Tensor, generator: np.random.Generator
+    ) -> IndexLists:
         assert asked.client_ids is not None  # split has refused this
         return _by_owner(pool, asked.client_ids, asked.num_clients)
 
@@ -41,11 +50,14 @@ class NaturalClients(Partition):
     ) -> FederatedSplit:
         """Gives the images without labels to the clients of their identifiers."""
         assert asked.client_ids is not None  # split has refused this
-        return append_unlabeled(split, _by_owner(asked.without_label, asked.client_ids, asked.num_clients))
+        return append_unlabeled(
+            split, _by_owner(asked.without_label, asked.client_ids, asked.num_clients)
+        )
 
 
 class FullyLabeledClients(Partition):
-    """The first clients have a label for every sample, the others for none: the setting of RSCFed and CBAFed.
+    """The first clients have a label for every sample, the others for none: the setting of RSCFed
+    and CBAFed.
 
     Needs ``data.label_location: clients`` and ``data.num_labels: all``.
 
@@ -56,7 +68,11 @@ class FullyLabeledClients(Partition):
 
     def __init__(self, labeled_clients: int = 1, of: Partition | None = None) -> None:
         self.labeled_clients = require(
-            "FullyLabeledClients", "labeled_clients", labeled_clients, labeled_clients >= 1, "1 or more"
+            "FullyLabeledClients",
+            "labeled_clients",
+            labeled_clients,
+            labeled_clients >= 1,
+            "1 or more",
         )
         self.of = Iid() if of is None else of
 
@@ -64,17 +80,23 @@ class FullyLabeledClients(Partition):
         """Assigns with the other partition, then hides the labels of all but the first clients.
 
         Raises:
-            ValueError: If labels are not at the clients, or not all, or no client is left without; names the key.
+            ValueError: If labels are not at the clients, or not all, or no client is left without;
+                names the key.
         """
         if asked.label_location != "clients" or asked.num_labels != "all":
             raise ValueError(
-                "data.partition: FullyLabeledClients needs data.label_location: clients and data.num_labels: all"
+                "data.partition: FullyLabeledClients needs data.label_location: clients and "
+                "data.num_labels: all"
             )
         if self.labeled_clients >= asked.num_clients:
-            raise ValueError(f"data.partition: labeled_clients must be below data.num_clients, {asked.num_clients}")
+            raise ValueError(
+                "data.partition: labeled_clients must be below data.num_clients, "
+                f"{asked.num_clients}"
+            )
         split = self.of.split(asked, generator)
         self.of.check(split, asked)
-        # Labels do not matter here: the other partition may be the file of a run with other labeled_clients.
+        # Labels do not matter here: the other partition may be the file of a run with other
+        # labeled_clients.
         held = split.client_list.labeled.append(split.client_list.unlabeled)
         held = held.select(asked.labels[held.values] >= 0)
         is_labeled = marked(len(asked.labels), held.values[held.owners() < self.labeled_clients])
@@ -83,10 +105,16 @@ class FullyLabeledClients(Partition):
     def add_unlabeled(
         self, split: FederatedSplit, asked: SplitRequest, generator: np.random.Generator
     ) -> FederatedSplit:
-        """Gives the images without labels to the clients without labels, in equal parts of a random order."""
-        order = asked.without_label[torch.from_numpy(generator.permutation(len(asked.without_label)))]
+        """Gives the images without labels to the clients without labels, in equal parts of a random
+        order.
+        """
+        order = asked.without_label[
+            torch.from_numpy(generator.permutation(len(asked.without_label)))
+        ]
         parts = order.tensor_split(asked.num_clients - self.labeled_clients)
-        return append_unlabeled(split, IndexLists.of([order[:0]] * self.labeled_clients + list(parts)))
+        return append_unlabeled(
+            split, IndexLists.of([order[:0]] * self.labeled_clients + list(parts))
+        )
 
 
 def _by_owner(indices: Tensor, owners: Tensor, num_clients: int) -> IndexLists:

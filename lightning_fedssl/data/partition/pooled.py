@@ -1,4 +1,6 @@
-"""One client that holds what a federation's server and clients hold: for methods without a federation."""
+"""One client that holds what a federation's server and clients hold: for methods without a
+federation.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,21 @@ import numpy as np
 import torch
 
 from lightning_fedssl.data.partition.base import Iid, Partition, require
-from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
+from lightning_fedssl.data.partition.federated_split import (
+    ClientIndices,
+    FederatedSplit,
+    SplitRequest,
+)
 
 
 class Pooled(Partition):
-    """The images of another partition, its labels at the server, at one client: the same labelled and the same others.
+    """The images of another partition, its labels at the server, at one client: the same labelled
+    and the same others.
 
-    The other partition is drawn as a run with ``data.label_location: server`` and as many clients draws it from the
-    same seed, so that a method on pooled images is compared with the federated ones on equal labels, seed by seed.
-    Needs ``data.num_clients: 1`` and ``data.label_location: clients``.
+    The other partition is drawn as a run with ``data.label_location: server`` and as many clients
+    draws it from the same seed, so that a method on pooled images is compared with the federated
+    ones on equal labels, seed by seed. Needs ``data.num_clients: 1`` and ``data.label_location:
+    clients``.
 
     Args:
         num_clients: Clients of the other partition.
@@ -24,17 +32,22 @@ class Pooled(Partition):
     """
 
     def __init__(self, num_clients: int, of: Partition | None = None) -> None:
-        self.num_clients = require("Pooled", "num_clients", num_clients, num_clients >= 1, "1 or more")
+        self.num_clients = require(
+            "Pooled", "num_clients", num_clients, num_clients >= 1, "1 or more"
+        )
         self.of = Iid() if of is None else of
 
     def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
         """Draws the other partition and pools it; see :meth:`Partition.split`.
 
         Raises:
-            ValueError: If there is more than one client, or the labels are not at it; the message names the key.
+            ValueError: If there is more than one client, or the labels are not at it; the message
+                names the key.
         """
         if asked.num_clients != 1 or asked.label_location != "clients":
-            raise ValueError("data.partition: Pooled needs data.num_clients: 1 and data.label_location: clients")
+            raise ValueError(
+                "data.partition: Pooled needs data.num_clients: 1 and data.label_location: clients"
+            )
         federation = replace(asked, num_clients=self.num_clients, label_location="server")
         assigned = self.of.split(federation, generator)
         self.of.check(assigned, federation)

@@ -30,7 +30,8 @@ class PartitionStatistics:
         server_class_counts: The server's labelled images per class, int64 ``(K,)``.
         seed: The seed that the partition was drawn with.
         hash: The partition's hash.
-        unknown_counts: Images per client whose class is not known to anyone, int64 ``(M,)``; None: there are none.
+        unknown_counts: Images per client whose class is not known to anyone, int64 ``(M,)``; None:
+            there are none.
         noun: What a sample is called, ``image`` or ``sample``.
         class_names: The classes in the order of their labels; numbers if left out.
         client_names: The clients where the data name them; else none, and the clients are numbered.
@@ -64,16 +65,20 @@ class PartitionStatistics:
 
     @cached_property
     def histograms(self) -> Tensor:
-        """Class shares of every client that holds an image of known class, float64 ``(clients, K)``."""
+        """Class shares of every client that holds an image of known class, float64 ``(clients,
+        K)``.
+        """
         counts = self.class_counts[self.class_counts.sum(dim=1) > 0].double()
         return counts / counts.sum(dim=1, keepdim=True)
 
     @cached_property
     def class_skew(self) -> float:
-        """R: the mean over pairs of clients of half the L1 distance of their class histograms, 0..1.
+        """R: the mean over pairs of clients of half the L1 distance of their class histograms,
+        0..1.
 
-        0: all clients alike; 1: no two clients share a class. FedRGD (IEEE BigData 2021), Definition 2. The sum over
-        pairs is taken from the sorted shares of each class, in O(K M log M).
+        0: all clients alike; 1: no two clients share a class. FedRGD (IEEE BigData 2021),
+        Definition 2. The sum over pairs is taken from the sorted shares of each class, in O(K M log
+        M).
         """
         clients = len(self.histograms)
         if clients < 2:
@@ -84,7 +89,9 @@ class PartitionStatistics:
 
     @cached_property
     def effective_classes(self) -> float:
-        """The mean over clients of exp(entropy of its class histogram): 1 for one class, K for all alike."""
+        """The mean over clients of exp(entropy of its class histogram): 1 for one class, K for all
+        alike.
+        """
         if len(self.histograms) == 0:
             return 0.0
         return float(torch.special.entr(self.histograms).sum(dim=1).exp().mean())
@@ -92,33 +99,49 @@ class PartitionStatistics:
     def summary(self) -> str:
         """The partition in a few plain lines."""
         server = int(self.server_class_counts.sum())
-        has_classes = self.class_counts.shape[1] > 0  # loaders for a module of the user's own have none
-        unknown = 0 if self.unknown_counts is None or not has_classes else int(self.unknown_counts.sum())
+        has_classes = (
+            self.class_counts.shape[1] > 0
+        )  # loaders for a module of the user's own have none
+        unknown = (
+            0 if self.unknown_counts is None or not has_classes else int(self.unknown_counts.sum())
+        )
         noun, clients = self.noun, plural(len(self.sizes), "client")
         known = " of known class" if unknown else ""
         lines = [
             f"{clients}: {_span(self.sizes)} {noun}s each, {int(self.sizes.sum()):,} in all",
-            f"server: {plural(server, f'labelled {noun}')}, {_span(self.server_class_counts)} of each class",
-            f"clients: {plural(int(self.labeled.sum()), f'labelled {noun}')}, {_span(self.labeled)} at each client",
+            f"server: {plural(server, f'labelled {noun}')}, {_span(self.server_class_counts)} of "
+            "each class",
+            f"clients: {plural(int(self.labeled.sum()), f'labelled {noun}')}, "
+            f"{_span(self.labeled)} at each client",
             f"of unknown class: {plural(unknown, noun)} at the clients",
             *(self._described_classes(known) if has_classes else []),
             f"drawn with seed {self.seed}, hash {self.hash[:12]}",
         ]
         return "\n".join(
-            line for line in lines if not line.startswith(("server: 0 ", "clients: 0 ", "of unknown class: 0 "))
+            line
+            for line in lines
+            if not line.startswith(("server: 0 ", "clients: 0 ", "of unknown class: 0 "))
         )
 
     def _described_classes(self, known: str) -> list[str]:
         if not len(self.histograms):
-            return [f"the classes of the clients' {self.noun}s are not known, so neither is their skew"]
+            return [
+                f"the classes of the clients' {self.noun}s are not known, so neither is their skew"
+            ]
         return [
-            f"classes per client: {_span(self.classes_per_client)}, effectively {self.effective_classes:.2f} (mean)",
-            f"class skew R = {self.class_skew:.3f} (0: all clients alike, 1: no class in common){known}",
+            f"classes per client: {_span(self.classes_per_client)}, effectively "
+            f"{self.effective_classes:.2f} (mean)",
+            f"class skew R = {self.class_skew:.3f} (0: all clients alike, 1: no class in "
+            f"common){known}",
         ]
 
 
 def statistics(
-    split: FederatedSplit, labels: Tensor, num_classes: int, noun: str = "image", *names: tuple[str, ...]
+    split: FederatedSplit,
+    labels: Tensor,
+    num_classes: int,
+    noun: str = "image",
+    *names: tuple[str, ...],
 ) -> PartitionStatistics:
     """Compute the statistics of a split.
 
@@ -133,14 +156,27 @@ def statistics(
     counts = labeled + _count(split.client_list.unlabeled, labels, num_classes)
     unknown = counts[:, num_classes]
     at_server = labels[split.server_labeled].bincount(minlength=num_classes)
-    classes, labeled_classes, known = counts[:, :num_classes], labeled[:, :num_classes], not unknown.any()
+    classes, labeled_classes, known = (
+        counts[:, :num_classes],
+        labeled[:, :num_classes],
+        not unknown.any(),
+    )
     return PartitionStatistics(
-        classes, labeled_classes, at_server, split.seed, split.hash, None if known else unknown, noun, *names
+        classes,
+        labeled_classes,
+        at_server,
+        split.seed,
+        split.hash,
+        None if known else unknown,
+        noun,
+        *names,
     )
 
 
 def _count(parts: IndexLists, labels: Tensor, num_classes: int) -> Tensor:
-    """How many images of each class, and of unknown class, every part holds, int64 ``(parts, K + 1)``."""
+    """How many images of each class, and of unknown class, every part holds, int64 ``(parts, K +
+    1)``.
+    """
     classes = labels[parts.values]
     columns = num_classes + 1
     cell = parts.owners() * columns + torch.where(classes < 0, num_classes, classes)
@@ -178,24 +214,41 @@ def heatmap(stats: PartitionStatistics) -> Figure:
     sizes_axes, map_axes = figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[1, 0])
     edges = (-0.5, clients - 0.5)
     sizes_axes.stairs(stats.sizes.numpy(), np.arange(clients + 1) - 0.5, fill=True, color="#6baed6")
-    sizes_axes.set(xlim=edges, ylabel=f"{stats.noun}s", xticks=[], ylim=(0, max(float(stats.sizes.max()), 1.0) * 1.08))
+    sizes_axes.set(
+        xlim=edges,
+        ylabel=f"{stats.noun}s",
+        xticks=[],
+        ylim=(0, max(float(stats.sizes.max()), 1.0) * 1.08),
+    )
     sizes_axes.spines[["top", "right"]].set_visible(False)
     # A square-root scale, because the few large shares of a skewed partition would hide all others.
     scale = PowerNorm(0.5, vmin=0, vmax=max(int(stats.class_counts.max()), 1))
     counts = stats.class_counts.T.numpy()
-    cells = map_axes.imshow(counts, cmap="Blues", norm=scale, aspect="auto", origin="lower", interpolation="nearest")
-    map_axes.hlines(np.arange(classes - 1) + 0.5, *edges, color="white", linewidth=1 if classes <= 50 else 0)
+    cells = map_axes.imshow(
+        counts, cmap="Blues", norm=scale, aspect="auto", origin="lower", interpolation="nearest"
+    )
+    map_axes.hlines(
+        np.arange(classes - 1) + 0.5, *edges, color="white", linewidth=1 if classes <= 50 else 0
+    )
     map_axes.set(xlabel="client", ylabel="class", xlim=edges)
     map_axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if stats.client_names and clients <= _MOST_NAMED:
         map_axes.set_xticks(range(clients), stats.client_names)
     if classes <= _MOST_NAMED:
         map_axes.set_yticks(range(classes), stats.class_names or None)
-    bar = figure.colorbar(cells, cax=figure.add_subplot(grid[1, 1]), label=f"{stats.noun}s of the class")
+    bar = figure.colorbar(
+        cells, cax=figure.add_subplot(grid[1, 1]), label=f"{stats.noun}s of the class"
+    )
     frames: list[Any] = [*map_axes.spines.values(), bar.outline]
     for frame in frames:
         frame.set_visible(False)
-    skew = f"class skew R = {stats.class_skew:.2f}, {stats.effective_classes:.1f} effective classes per client"
+    skew = (
+        f"class skew R = {stats.class_skew:.2f}, {stats.effective_classes:.1f} effective "
+        "classes per client"
+    )
     known = skew if len(stats.histograms) else "classes not known"
-    figure.suptitle(f"{plural(clients, 'client')}, {_span(stats.sizes)} {stats.noun}s each: {known}", fontsize=11)
+    figure.suptitle(
+        f"{plural(clients, 'client')}, {_span(stats.sizes)} {stats.noun}s each: {known}",
+        fontsize=11,
+    )
     return figure

@@ -13,7 +13,13 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit, shortened
-from lightning_fedssl.data.sources.base import DataSource, LoadedData, check_labels, measure, number_clients
+from lightning_fedssl.data.sources.base import (
+    DataSource,
+    LoadedData,
+    check_labels,
+    measure,
+    number_clients,
+)
 
 _READ_TWICE = 3
 """Samples of each data set that are read a second time, to refuse random transforms."""
@@ -22,32 +28,38 @@ _READ_TWICE = 3
 class Datasets(DataSource):
     """Map-style PyTorch data sets that give ``(sample, label)``; read once into memory.
 
-    8-bit samples of three dimensions are images; 16-bit images are scaled by their range to 0..1; other numbers are
-    taken as they are. They are normalised by mean and standard deviation of the training samples, per first dimension
-    (feature or channel), computed from at most 10,000 samples, evenly spread.
+    8-bit samples of three dimensions are images; 16-bit images are scaled by their range to 0..1;
+    other numbers are taken as they are. They are normalised by mean and standard deviation of the
+    training samples, per first dimension (feature or channel), computed from at most 10,000
+    samples, evenly spread.
 
-    A data set must give the same sample at every reading: ``weak`` and ``strong`` are the place for random transforms.
+    A data set must give the same sample at every reading: ``weak`` and ``strong`` are the place for
+    random transforms.
 
     Args:
         train: Training samples and labels.
         test: Test samples and labels.
-        unlabeled: Samples without labels, which only clients get. It gives samples alone, or pairs whose second part is
-            not used.
-        validation: Validation samples and labels; used in place of the fraction ``data.validation``.
+        unlabeled: Samples without labels, which only clients get. It gives samples alone, or pairs
+            whose second part is not used.
+        validation: Validation samples and labels; used in place of the fraction
+            ``data.validation``.
         client_ids: For every training sample the identifier of its client, for
-            :class:`~lightning_fedssl.data.partition.natural.NaturalClients`; if left out, the training data set's
-            attribute ``client_ids``.
-        test_client_ids: For every test sample the identifier of its client, None for none; if left out, the attribute
-            of ``test``. A warning names identifiers that no training sample has.
-        unlabeled_client_ids: For every sample without a label the identifier of its client; likewise.
-        class_names: Names of the classes in the order of the labels; if left out, the data set's attribute
-            ``classes``, else the classes are numbered up to the largest training label.
+            :class:`~lightning_fedssl.data.partition.natural.NaturalClients`; if left out, the
+            training data set's attribute ``client_ids``.
+        test_client_ids: For every test sample the identifier of its client, None for none; if left
+            out, the attribute of ``test``. A warning names identifiers that no training sample has.
+        unlabeled_client_ids: For every sample without a label the identifier of its client;
+            likewise.
+        class_names: Names of the classes in the order of the labels; if left out, the data set's
+            attribute ``classes``, else the classes are numbered up to the largest training label.
 
     Raises:
-        ValueError: If samples differ in shape, hold NaN, or do not fit labels or identifiers; the message names which.
+        ValueError: If samples differ in shape, hold NaN, or do not fit labels or identifiers; the
+            message names which.
     """
 
-    # Dataset and not Dataset[Any]: for that, jsonargparse accepts no arguments of the class that is given.
+    # Dataset and not Dataset[Any]: for that, jsonargparse accepts no arguments of the class that is
+    # given.
     def __init__(
         self,
         train: Dataset,  # type: ignore[type-arg]
@@ -59,9 +71,17 @@ class Datasets(DataSource):
         unlabeled_client_ids: Sequence[Any] | None = None,
         class_names: Sequence[str] | None = None,
     ) -> None:
-        self.parts = {"train": train, "test": test, "unlabeled": unlabeled, "validation": validation}
+        self.parts = {
+            "train": train,
+            "test": test,
+            "unlabeled": unlabeled,
+            "validation": validation,
+        }
         given = {"train": client_ids, "test": test_client_ids, "unlabeled": unlabeled_client_ids}
-        self.ids = {p: getattr(self.parts[p], "client_ids", None) if ids is None else ids for p, ids in given.items()}
+        self.ids = {
+            p: getattr(self.parts[p], "client_ids", None) if ids is None else ids
+            for p, ids in given.items()
+        }
         self.class_names = class_names or getattr(train, "classes", None)
         self._loaded: LoadedData | None = None
 
@@ -76,21 +96,40 @@ class Datasets(DataSource):
             if dataset is not None:
                 samples[part], labels[part] = _read(part, dataset)
         for part, values in samples.items():
-            if values.shape[1:] != samples["train"].shape[1:] or values.dtype != samples["train"].dtype:
+            if (
+                values.shape[1:] != samples["train"].shape[1:]
+                or values.dtype != samples["train"].dtype
+            ):
                 raise ValueError(
-                    f"data.dataset: {part} samples are {tuple(values.shape[1:])} {values.dtype}, training samples "
-                    f"{tuple(samples['train'].shape[1:])} {samples['train'].dtype}; give both in one shape and type"
+                    f"data.dataset: {part} samples are {tuple(values.shape[1:])} {values.dtype}, "
+                    "training samples "
+                    f"{tuple(samples['train'].shape[1:])} {samples['train'].dtype}; give both in "
+                    "one shape and type"
                 )
-        names = tuple(map(str, self.class_names or range(int(labels["train"].to(torch.int64).max()) + 1)))
-        numbers = {part: check_labels(y, len(names), f"data.dataset: {part}", -1) for part, y in labels.items()}
-        clients, test_clients, client_names = number_clients(self._training_ids(len(labels["train"])), self.ids["test"])
+        names = tuple(
+            map(str, self.class_names or range(int(labels["train"].to(torch.int64).max()) + 1))
+        )
+        numbers = {
+            part: check_labels(y, len(names), f"data.dataset: {part}", -1)
+            for part, y in labels.items()
+        }
+        clients, test_clients, client_names = number_clients(
+            self._training_ids(len(labels["train"])), self.ids["test"]
+        )
         train = [part for part in ("train", "unlabeled") if part in samples]
-        x, y = torch.cat([samples[part] for part in train]), torch.cat([numbers[part] for part in train])
+        x, y = (
+            torch.cat([samples[part] for part in train]),
+            torch.cat([numbers[part] for part in train]),
+        )
         spec = DatasetSpec(
             type(self).__name__, len(names), tuple(x.shape[1:]), *measure(samples["train"]), names,
             pixels=x.dtype == torch.uint8, usual_views=False, client_names=client_names,
         )  # fmt: skip
-        validation = ImageSplit(samples["validation"], numbers["validation"]) if "validation" in samples else None
+        validation = (
+            ImageSplit(samples["validation"], numbers["validation"])
+            if "validation" in samples
+            else None
+        )
         test = ImageSplit(samples["test"], numbers["test"], test_clients)
         return LoadedData(spec, ImageSplit(x, y, clients), test, validation)
 
@@ -101,15 +140,19 @@ class Datasets(DataSource):
         if all(part is None for part in ids):
             return None
         if any(part is None for part in ids):
-            raise ValueError("data.dataset: give client_ids and unlabeled_client_ids, or none of them")
+            raise ValueError(
+                "data.dataset: give client_ids and unlabeled_client_ids, or none of them"
+            )
         return [name for part in ids if part is not None for name in part]
 
 
 class Arrays(Datasets):
-    """Arrays in a NumPy file (``numpy.savez``): tables, signals or images without a class of your own.
+    """Arrays in a NumPy file (``numpy.savez``): tables, signals or images without a class of your
+    own.
 
-    The file holds ``train``, ``train_labels``, ``test``, ``test_labels`` and, if wanted, ``unlabeled``, ``validation``,
-    ``validation_labels``, ``client_ids``, ``test_client_ids``, ``unlabeled_client_ids``; see :class:`Datasets`.
+    The file holds ``train``, ``train_labels``, ``test``, ``test_labels`` and, if wanted,
+    ``unlabeled``, ``validation``, ``validation_labels``, ``client_ids``, ``test_client_ids``,
+    ``unlabeled_client_ids``; see :class:`Datasets`.
 
     Args:
         path: The ``.npz`` file.
@@ -117,17 +160,24 @@ class Arrays(Datasets):
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is not readable, or an array is missing or unknown; the message names it.
+        ValueError: If the file is not readable, or an array is missing or unknown; the message
+            names it.
     """
 
     def __init__(self, path: str, class_names: Sequence[str] | None = None) -> None:
         arrays = load_arrays(path, "data.dataset")
-        ids = {name: arrays.pop(name, None) for name in ("client_ids", "test_client_ids", "unlabeled_client_ids")}
-        extra = {name for name in ("unlabeled", "validation", "validation_labels") if name in arrays}
+        ids = {
+            name: arrays.pop(name, None)
+            for name in ("client_ids", "test_client_ids", "unlabeled_client_ids")
+        }
+        extra = {
+            name for name in ("unlabeled", "validation", "validation_labels") if name in arrays
+        }
         needed = {"train", "train_labels", "test", "test_labels"} | extra
         if arrays.keys() != needed or ("validation" in extra) != ("validation_labels" in extra):
             raise ValueError(
-                f"data.dataset: {path!r} has {', '.join(arrays)}; Arrays reads train, train_labels, test, test_labels, "
+                f"data.dataset: {path!r} has {', '.join(arrays)}; Arrays reads train, "
+                "train_labels, test, test_labels, "
                 f"unlabeled, validation, validation_labels, {', '.join(ids)}"
             )
         parts: dict[str, Any] = {
@@ -146,14 +196,17 @@ def as_dataset(data: Dataset[Any] | Sequence[Any]) -> Dataset[Any]:
     match data:
         case Tensor() | np.ndarray() as samples, list() as labels:
             data = samples, np.array(labels)
-    if not isinstance(data, (tuple, list)) or not all(isinstance(part, (Tensor, np.ndarray)) for part in data):
+    if not isinstance(data, (tuple, list)) or not all(
+        isinstance(part, (Tensor, np.ndarray)) for part in data
+    ):
         return data  # type: ignore[return-value]
     try:
         return TensorDataset(*map(torch.as_tensor, data))
     except (TypeError, AssertionError) as error:  # text or Python objects; or two lengths
         found = " and ".join(f"{part.dtype} {tuple(part.shape)}" for part in data)
         raise ValueError(
-            f"data.dataset: the arrays are {found}; give numbers, one row for each sample, and as many labels: class "
+            f"data.dataset: the arrays are {found}; give numbers, one row for each sample, and as "
+            "many labels: class "
             "numbers 0, 1, ..., of which class_names has the names"
         ) from error
 
@@ -176,7 +229,8 @@ def load_arrays(path: str, key: str) -> dict[str, Any]:
             return {name: file[name] for name in file.files}
     except (OSError, ValueError, TypeError, AttributeError, EOFError, BadZipFile) as error:
         raise ValueError(
-            f"{key}: {path!r} is no readable file of numpy.savez with arrays of numbers; write it with numpy.savez, "
+            f"{key}: {path!r} is no readable file of numpy.savez with arrays of numbers; write it "
+            "with numpy.savez, "
             "labels as class numbers 0, 1, ..."
         ) from error
 
@@ -184,27 +238,41 @@ def load_arrays(path: str, key: str) -> dict[str, Any]:
 def _read(part: str, dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
     """The samples and labels of a data set; of ``unlabeled`` all labels are -1."""
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and len(dataset)):
-        raise ValueError(f"data.dataset: {part} is {type(dataset).__name__}; give a data set with samples, or tensors")
+        raise ValueError(
+            f"data.dataset: {part} is {type(dataset).__name__}; give a data set with samples, or "
+            "tensors"
+        )
     if isinstance(dataset, TensorDataset):
         samples, labels = dataset.tensors[0], dataset.tensors[-1]
     else:
         samples, labels = _read_items(part, dataset)
-    return as_values(samples, part), torch.full((len(samples),), -1) if part == "unlabeled" else labels
+    return as_values(samples, part), torch.full(
+        (len(samples),), -1
+    ) if part == "unlabeled" else labels
 
 
 def _read_items(part: str, dataset: Any) -> tuple[Tensor, Tensor]:
     """Reads item by item; the first samples are read twice."""
     pairs = [_pair(part, i, dataset[i]) for i in range(len(dataset))]
     samples = [sample for sample, _ in pairs]
-    if odd := [i for i, one in enumerate(samples) if (one.shape, one.dtype) != (samples[0].shape, samples[0].dtype)]:
+    if odd := [
+        i
+        for i, one in enumerate(samples)
+        if (one.shape, one.dtype) != (samples[0].shape, samples[0].dtype)
+    ]:
         raise ValueError(
-            f"data.dataset: {part} samples must have one shape and type; sample 0 is {tuple(samples[0].shape)} "
-            f"{samples[0].dtype}, sample {odd[0]} {tuple(samples[odd[0]].shape)} {samples[odd[0]].dtype}"
+            f"data.dataset: {part} samples must have one shape and type; sample 0 is "
+            f"{tuple(samples[0].shape)} "
+            f"{samples[0].dtype}, sample {odd[0]} {tuple(samples[odd[0]].shape)} "
+            f"{samples[odd[0]].dtype}"
         )
     for i, sample in enumerate(samples[:_READ_TWICE]):
-        if not np.array_equal(_pair(part, i, dataset[i])[0].numpy(), sample.numpy(), equal_nan=True):
+        if not np.array_equal(
+            _pair(part, i, dataset[i])[0].numpy(), sample.numpy(), equal_nan=True
+        ):
             raise ValueError(
-                f"data.dataset: {part}[{i}] differs between two readings; remove random transforms from the data set "
+                f"data.dataset: {part}[{i}] differs between two readings; remove random "
+                "transforms from the data set "
                 "(data.weak and data.strong take them)"
             )
     return torch.stack(samples), torch.tensor([label for _, label in pairs], dtype=torch.float64)
@@ -218,8 +286,10 @@ def _pair(part: str, index: int, item: Any) -> tuple[Tensor, float]:
         return torch.as_tensor(sample).detach(), float(label)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"data.dataset: {part}[{index}] must be (tensor, number of a class), got {shortened(item)}; rows with "
-            "named columns are wrapped in Columns(rows, sample=..., label=...), pictures become tensors by "
+            f"data.dataset: {part}[{index}] must be (tensor, number of a class), got "
+            f"{shortened(item)}; rows with "
+            "named columns are wrapped in Columns(rows, sample=..., label=...), pictures become "
+            "tensors by "
             "torchvision.transforms.v2.functional.pil_to_tensor"
         ) from error
 
@@ -236,10 +306,16 @@ def as_values(samples: Tensor, part: str, place: str = "data.dataset") -> Tensor
         ValueError: If 8-bit images have another layout.
     """
     shape, dtype, samples = tuple(samples.shape[1:]), samples.dtype, samples.detach()
-    if dtype == torch.uint8 and len(shape) in (2, 3) and (len(shape) == 2 or (shape[0] > 4 and shape[2] in (1, 3, 4))):
+    if (
+        dtype == torch.uint8
+        and len(shape) in (2, 3)
+        and (len(shape) == 2 or (shape[0] > 4 and shape[2] in (1, 3, 4)))
+    ):
         raise ValueError(
-            f"{place}: {part} samples are 8-bit numbers of shape {shape}; images are (channels, height, width): "
-            "x[:, None] for grey ones, x.permute(0, 3, 1, 2) where channels come last; for signals give x.float()"
+            f"{place}: {part} samples are 8-bit numbers of shape {shape}; images are (channels, "
+            "height, width): "
+            "x[:, None] for grey ones, x.permute(0, 3, 1, 2) where channels come last; for "
+            "signals give x.float()"
         )
     if len(shape) == 3 and dtype == torch.uint8:
         return samples

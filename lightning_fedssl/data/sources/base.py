@@ -1,4 +1,6 @@
-"""The base class of data sources, the values that a source returns, and the one check of what it returned."""
+"""The base class of data sources, the values that a source returns, and the one check of what it
+returned.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ class DataSource:
     """Base class of data sources, which ``data.dataset`` takes in addition to a name.
 
     Attributes:
-        cache_dir: Set by the data module to ``data.cache_dir``, for sources that decode image files.
+        cache_dir: Set by the data module to ``data.cache_dir``, for sources that decode image
+            files.
     """
 
     cache_dir: str | None = None
@@ -62,22 +65,38 @@ def check_loaded(loaded: object, name: str) -> LoadedData:
         name: The data set or the source's class, for messages.
 
     Raises:
-        ValueError: If a part is of another type, or the parts do not fit each other; names the part.
+        ValueError: If a part is of another type, or the parts do not fit each other; names the
+            part.
     """
     if not isinstance(loaded, LoadedData) or not isinstance(loaded.spec, DatasetSpec):
-        raise ValueError(f"data.dataset: {name}.load must return LoadedData(DatasetSpec(...), train, test)")
+        raise ValueError(
+            f"data.dataset: {name}.load must return LoadedData(DatasetSpec(...), train, test)"
+        )
     spec, who = loaded.spec, f"data.dataset: {name}"
     if spec.num_classes < 2:
-        raise ValueError(f"{who}: there is one class ({', '.join(spec.class_names)}); two are needed")
-    if len(spec.class_names) != spec.num_classes or not len(spec.mean) == len(spec.std) == spec.in_shape[0]:
         raise ValueError(
-            f"{who}: DatasetSpec has {spec.num_classes} classes, {len(spec.class_names)} class_names, "
-            f"{len(spec.mean)} means and {len(spec.std)} stds for in_shape {spec.in_shape}; name all classes, and give "
+            f"{who}: there is one class ({', '.join(spec.class_names)}); two are needed"
+        )
+    if (
+        len(spec.class_names) != spec.num_classes
+        or not len(spec.mean) == len(spec.std) == spec.in_shape[0]
+    ):
+        raise ValueError(
+            f"{who}: DatasetSpec has {spec.num_classes} classes, {len(spec.class_names)} "
+            "class_names, "
+            f"{len(spec.mean)} means and {len(spec.std)} stds for in_shape {spec.in_shape}; name "
+            "all classes, and give "
             "a mean and a std for every entry of the first dimension"
         )
     if not all(map(math.isfinite, (*spec.mean, *spec.std))) or min(spec.std) <= 0:
-        raise ValueError(f"{who}: mean {spec.mean} and std {spec.std} of DatasetSpec must be finite, and std above 0")
-    train, test = _checked(loaded.train, spec, f"{who}: train", -1), _checked(loaded.test, spec, f"{who}: test")
+        raise ValueError(
+            f"{who}: mean {spec.mean} and std {spec.std} of DatasetSpec must be finite, and std "
+            "above 0"
+        )
+    train, test = (
+        _checked(loaded.train, spec, f"{who}: train", -1),
+        _checked(loaded.test, spec, f"{who}: test"),
+    )
     validation = loaded.validation
     if validation is not None:
         validation = _checked(validation, spec, f"{who}: validation")
@@ -89,15 +108,24 @@ def _checked(split: ImageSplit, spec: DatasetSpec, who: str, least: int = 0) -> 
     wanted = torch.uint8 if spec.pixels else torch.float32
     if tuple(images.shape[1:]) != tuple(spec.in_shape) or images.dtype != wanted or not len(images):
         raise ValueError(
-            f"{who}: {len(images)} samples are {tuple(images.shape[1:])} {images.dtype}, and DatasetSpec says "
-            f"{tuple(spec.in_shape)} {wanted}; numbers that are no 8-bit pixels need float32 and pixels=False"
+            f"{who}: {len(images)} samples are {tuple(images.shape[1:])} {images.dtype}, and "
+            "DatasetSpec says "
+            f"{tuple(spec.in_shape)} {wanted}; numbers that are no 8-bit pixels need float32 and "
+            "pixels=False"
         )
-    for part, values in (("labels", labels), ("client_ids", split.client_ids), ("files", split.files or None)):
+    for part, values in (
+        ("labels", labels),
+        ("client_ids", split.client_ids),
+        ("files", split.files or None),
+    ):
         if values is not None and len(values) != len(images):
-            raise ValueError(f"{who}: {len(images)} samples and {len(values)} {part}; give one for each")
+            raise ValueError(
+                f"{who}: {len(images)} samples and {len(values)} {part}; give one for each"
+            )
     if not spec.pixels and not (finite := images.isfinite().flatten(1).all(dim=1)).all():
         raise ValueError(
-            f"{who}: {int((~finite).sum())} of {len(images)} samples hold NaN or infinite values (the first is sample "
+            f"{who}: {int((~finite).sum())} of {len(images)} samples hold NaN or infinite values "
+            "(the first is sample "
             f"{int((~finite).nonzero()[0])}); repair or remove them"
         )
     return replace(split, images=images, labels=check_labels(labels, spec.num_classes, who, least))
@@ -121,14 +149,17 @@ def check_labels(labels: Tensor, num_classes: int, who: str, least: int = 0) -> 
     if labels.ndim != 1 or wrong.any():
         found = labels.flatten()[wrong.flatten()][0].item() if wrong.any() else tuple(labels.shape)
         raise ValueError(
-            f"{who}: {found} is no label; give one class number from 0 to {num_classes - 1} for each sample, and "
+            f"{who}: {found} is no label; give one class number from 0 to {num_classes - 1} for "
+            "each sample, and "
             "samples without a label as unlabeled data"
         )
     return numbers
 
 
 def measure(values: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per first dimension; pixels count as 0..1, a constant has deviation 1.
+    """Mean and standard deviation per first dimension.
+
+    Pixels count as 0..1, a constant has deviation 1.
 
     Args:
         values: ``(N, ...)``; at most 10,000 samples, evenly spread, are used.
@@ -142,36 +173,47 @@ def measure(values: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 def number_clients(
     ids: Sequence[Any] | None, test_ids: Sequence[Any] | None
 ) -> tuple[Tensor | None, Tensor | None, tuple[str, ...]]:
-    """Replaces clients' identifiers by numbers, in the sorted order of the identifiers of the training samples.
+    """Replaces clients' identifiers by numbers, in the sorted order of the identifiers of the
+    training samples.
 
     Args:
         ids: Identifiers of the training samples; None if there are none.
         test_ids: Identifiers of the test samples, None for a sample that belongs to no client.
 
     Returns:
-        The numbers of both, int64, -1 for a test client without training samples, which a warning names; and the names
-        of the clients.
+        The numbers of both, int64, -1 for a test client without training samples, which a warning
+        names; and the names of the clients.
 
     Raises:
         ValueError: If only test samples have identifiers, or they cannot be sorted.
     """
     if ids is None:
         if test_ids is not None:
-            raise ValueError("data.dataset: test_client_ids need client_ids of the training samples")
+            raise ValueError(
+                "data.dataset: test_client_ids need client_ids of the training samples"
+            )
         return None, None, ()
-    known, tested = (None if part is None else [_plain(i) for i in part] for part in (ids, test_ids))
+    known, tested = (
+        None if part is None else [_plain(i) for i in part] for part in (ids, test_ids)
+    )
     assert known is not None
     try:
         names = sorted(set(known))
     except TypeError as error:
-        raise ValueError("data.dataset: identifiers of clients are of several types, or some are missing") from error
+        raise ValueError(
+            "data.dataset: identifiers of clients are of several types, or some are missing"
+        ) from error
     numbers = {name: number for number, name in enumerate(names)}
     if unknown := sorted({name for name in tested or () if name is not None} - numbers.keys()):
         rank_zero_warn(
-            f"data.dataset: {len(unknown)} clients of the test samples ({', '.join(map(repr, unknown[:3]))}) have no "
+            f"data.dataset: {len(unknown)} clients of the test samples "
+            f"({', '.join(map(repr, unknown[:3]))}) have no "
             "training sample; their test samples belong to no client"
         )
-    own, of_test = (None if p is None else torch.tensor([numbers.get(i, -1) for i in p]) for p in (known, tested))
+    own, of_test = (
+        None if p is None else torch.tensor([numbers.get(i, -1) for i in p])
+        for p in (known, tested)
+    )
     return own, of_test, tuple(map(str, names))
 
 
@@ -179,7 +221,9 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, (Tensor, np.generic)) else value
 
 
-def read_csv(path: str | Path, columns: Collection[str], key: str = "data.dataset") -> list[dict[str, str]]:
+def read_csv(
+    path: str | Path, columns: Collection[str], key: str = "data.dataset"
+) -> list[dict[str, str]]:
     """The rows of a CSV file in UTF-8 with a head, without blanks around names and values.
 
     Args:
@@ -189,7 +233,8 @@ def read_csv(path: str | Path, columns: Collection[str], key: str = "data.datase
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the text cannot be read, a column is missing, or a row has another number of values.
+        ValueError: If the text cannot be read, a column is missing, or a row has another number of
+            values.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"{key}: the file {str(path)!r} does not exist")
@@ -197,13 +242,18 @@ def read_csv(path: str | Path, columns: Collection[str], key: str = "data.datase
         with open(path, newline="", encoding="utf-8-sig") as file:
             head, *rows = ([*map(str.strip, row)] for row in csv.reader(file))
     except (UnicodeDecodeError, csv.Error, ValueError) as error:
-        raise ValueError(f"{key}: {str(path)!r} is no CSV file in UTF-8 with a head ({error})") from error
+        raise ValueError(
+            f"{key}: {str(path)!r} is no CSV file in UTF-8 with a head ({error})"
+        ) from error
     if missing := [column for column in columns if column not in head]:
         raise ValueError(
-            f"{key}: {str(path)!r} has no column {', '.join(map(repr, missing))}; there are {', '.join(head)}, which "
+            f"{key}: {str(path)!r} has no column {', '.join(map(repr, missing))}; there are "
+            f"{', '.join(head)}, which "
             "commas must separate"
         )
     for line, row in enumerate(rows, start=2):
         if row and len(row) != len(head):
-            raise ValueError(f"{key}: {str(path)!r}, row {line} has {len(row)} values for {len(head)} columns")
+            raise ValueError(
+                f"{key}: {str(path)!r}, row {line} has {len(row)} values for {len(head)} columns"
+            )
     return [dict(zip(head, row, strict=True)) for row in rows if row]

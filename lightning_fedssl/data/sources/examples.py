@@ -13,7 +13,9 @@ from lightning_fedssl.data.sources.base import DataSource, LoadedData, measure
 
 
 class BreastCancer(DataSource):
-    """scikit-learn's breast-cancer table: 569 rows of 30 features, two classes; nothing to download.
+    """scikit-learn's breast-cancer table: 569 rows of 30 features, two classes.
+
+    Nothing to download.
 
     Of every class, each fifth row in the file's order is a test row, whatever the seed.
     """
@@ -38,7 +40,9 @@ class Signals(DataSource):
         seed: Seed of the generator; it does not depend on the run's seed.
     """
 
-    def __init__(self, count: int = 2000, length: int = 64, noise: float = 0.5, seed: int = 0) -> None:
+    def __init__(
+        self, count: int = 2000, length: int = 64, noise: float = 0.5, seed: int = 0
+    ) -> None:
         self.count = count
         self.length = length
         self.noise = noise
@@ -48,17 +52,24 @@ class Signals(DataSource):
         """See the base class."""
         generator = np.random.default_rng(self.seed)
         labels = np.arange(self.count) % 3
-        frequency, phase = generator.uniform(2, 5, (self.count, 1)), generator.uniform(0, 1, (self.count, 1))
+        frequency, phase = (
+            generator.uniform(2, 5, (self.count, 1)),
+            generator.uniform(0, 1, (self.count, 1)),
+        )
         turns = frequency * np.arange(self.length) / self.length + phase
         sine = np.sin(2 * np.pi * turns)
         waves = np.stack([sine, np.sign(sine), 2 * (turns % 1) - 1])
         values = waves[labels, np.arange(self.count)] + generator.normal(0, self.noise, turns.shape)
         names = ("sine", "square", "sawtooth")
-        return _loaded(torch.from_numpy(values).float()[:, None], torch.from_numpy(labels), names, "Signals")
+        return _loaded(
+            torch.from_numpy(values).float()[:, None], torch.from_numpy(labels), names, "Signals"
+        )
 
 
 def _loaded(values: Tensor, labels: Tensor, names: tuple[str, ...], name: str) -> LoadedData:
     train, test = every_fifth(values, labels, len(names))
     mean, std = measure(train.images)
-    spec = DatasetSpec(name, len(names), tuple(values.shape[1:]), mean, std, names, pixels=False, usual_views=False)
+    spec = DatasetSpec(
+        name, len(names), tuple(values.shape[1:]), mean, std, names, pixels=False, usual_views=False
+    )
     return LoadedData(spec, train, test)

@@ -1,4 +1,6 @@
-"""Rows with named columns, such as those of the Hugging Face library ``datasets`` (the extra ``huggingface``)."""
+"""Rows with named columns, such as those of the Hugging Face library ``datasets`` (the extra
+``huggingface``).
+"""
 
 from __future__ import annotations
 
@@ -14,27 +16,32 @@ from torch.utils.data import Dataset
 from lightning_fedssl.data.image_files import RESAMPLING
 
 _CONVERTED = {"P": "RGB", "1": "L"}
-"""Pillow's modes whose stored values are no brightness, numbers of a palette and bits, and the modes to use instead."""
+"""Pillow's modes whose stored values are no brightness, numbers of a palette and bits, and the
+modes to use instead."""
 
 
 class Columns(Dataset[Any]):
     """Rows with named columns as pairs ``(sample, label)``: Hugging Face data sets, lists of dicts.
 
-    A picture becomes uint8 ``(channels, height, width)``; lists and arrays become tensors. In a configuration, the
-    parts of :class:`~lightning_fedssl.data.sources.arrays.Datasets` are of this class.
+    A picture becomes uint8 ``(channels, height, width)``; lists and arrays become tensors. In a
+    configuration, the parts of :class:`~lightning_fedssl.data.sources.arrays.Datasets` are of this
+    class.
 
     Args:
-        rows: What gives a dict at an index, with a length; or what ``datasets.load_dataset`` takes, a name on the Hub
-            or a folder, also one that ``save_to_disk`` wrote.
+        rows: What gives a dict at an index, with a length; or what ``datasets.load_dataset`` takes,
+            a name on the Hub or a folder, also one that ``save_to_disk`` wrote.
         split: The split of a name or folder.
         config: The configuration of a data set on the Hub, if it has several.
         sample: Column of the samples.
-        label: Column of the labels, whose class names are used if it has some; None for rows without labels.
+        label: Column of the labels, whose class names are used if it has some; None for rows
+            without labels.
         client: Column of the clients' identifiers.
-        image_size: Side in pixels to which pictures are resized and cropped; None leaves them as they are.
+        image_size: Side in pixels to which pictures are resized and cropped; None leaves them as
+            they are.
 
     Raises:
-        ValueError: If there is no row, or a column is missing; the message names the columns that there are.
+        ValueError: If there is no row, or a column is missing; the message names the columns that
+            there are.
     """
 
     def __init__(
@@ -50,11 +57,20 @@ class Columns(Dataset[Any]):
         if isinstance(rows, str):
             library = importlib.import_module("datasets")
             saved = Path(rows, "dataset_dict.json").is_file()
-            rows = library.load_from_disk(rows)[split] if saved else library.load_dataset(rows, config, split=split)
+            rows = (
+                library.load_from_disk(rows)[split]
+                if saved
+                else library.load_dataset(rows, config, split=split)
+            )
         found = list(rows[0]) if len(rows) else []
-        if missing := [column for column in (sample, label, client) if column is not None and column not in found]:
+        if missing := [
+            column
+            for column in (sample, label, client)
+            if column is not None and column not in found
+        ]:
             raise ValueError(
-                f"data.dataset: there is no column {', '.join(map(repr, missing))}; there are {', '.join(found)}"
+                f"data.dataset: there is no column {', '.join(map(repr, missing))}; there are "
+                f"{', '.join(found)}"
             )
         self.rows = rows
         self.sample = sample
@@ -79,6 +95,8 @@ class Columns(Dataset[Any]):
         if self.image_size is not None:
             from PIL import Image, ImageOps
 
-            value = ImageOps.fit(value, (self.image_size, self.image_size), Image.Resampling[RESAMPLING])
+            value = ImageOps.fit(
+                value, (self.image_size, self.image_size), Image.Resampling[RESAMPLING]
+            )
         pixels = np.array(value)
         return torch.from_numpy(pixels if pixels.ndim == 3 else pixels[..., None]).permute(2, 0, 1)

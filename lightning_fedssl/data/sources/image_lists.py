@@ -1,4 +1,6 @@
-"""Image files with labels and clients: in a folder for each class or each site, or listed in a CSV file."""
+"""Image files with labels and clients: in a folder for each class or each site, or listed in a CSV
+file.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ Lists = dict[str, list[ListedImage]]
 class ImageList(DataSource):
     """Base of sources of image files: a subclass lists them.
 
-    An image is resized to cover a square and cropped to its centre; the normalisation is ImageNet's. The classes are in
-    sorted order of their names.
+    An image is resized to cover a square and cropped to its centre; the normalisation is
+    ImageNet's. The classes are in sorted order of their names.
 
     Args:
         root: The folder that file names are relative to.
@@ -54,7 +56,8 @@ class ImageList(DataSource):
     def __init__(self, root: str | Path, image_size: int, channels: int = 3) -> None:
         if image_size < 1 or channels not in _NORMALIZATION:
             raise ValueError(
-                f"data.dataset: image_size is {image_size} and channels {channels}: give a side of at least 1 pixel, "
+                f"data.dataset: image_size is {image_size} and channels {channels}: give a side "
+                "of at least 1 pixel, "
                 "and 1 or 3 channels"
             )
         self.root = str(root)
@@ -63,7 +66,9 @@ class ImageList(DataSource):
         self._lists: Lists | None = None
 
     def list_images(self) -> Lists:
-        """The images of the parts train, test and, where there are some, validation and unlabeled."""
+        """The images of the parts train, test and,
+        where there are some, validation and unlabeled.
+        """
         raise NotImplementedError(f"{type(self).__name__} must override list_images")
 
     def describe(self) -> DatasetSpec:
@@ -71,9 +76,14 @@ class ImageList(DataSource):
         lists = self._listed()
         names = tuple(sorted({image.label for image in lists["train"]}))
         clients = number_clients(_clients(_training(lists)), None)[2]
-        name, shape = self.name or type(self).__name__, (self.channels, self.image_size, self.image_size)
+        name, shape = (
+            self.name or type(self).__name__,
+            (self.channels, self.image_size, self.image_size),
+        )
         normalization = _NORMALIZATION[self.channels]
-        return DatasetSpec(name, len(names), shape, *normalization, names, True, self.usual_views, clients)
+        return DatasetSpec(
+            name, len(names), shape, *normalization, names, True, self.usual_views, clients
+        )
 
     def load(self) -> LoadedData:
         """Decodes the images, or opens those in ``cache_dir``; see the base class."""
@@ -81,23 +91,32 @@ class ImageList(DataSource):
         train, test = _training(lists), lists["test"]
         owners, test_owners, _ = number_clients(_clients(train), _clients(test))
         validation = self._read(lists["validation"], spec) if lists.get("validation") else None
-        return LoadedData(spec, self._read(train, spec, owners), self._read(test, spec, test_owners), validation)
+        return LoadedData(
+            spec, self._read(train, spec, owners), self._read(test, spec, test_owners), validation
+        )
 
     def _listed(self) -> Lists:
         self._lists = self._lists or self.list_images()
         if empty := [part for part in ("train", "test") if not self._lists.get(part)]:
             raise FileNotFoundError(
-                f"data.dataset: {type(self).__name__} found no {empty[0]} images with labels in {self.root!r}"
+                f"data.dataset: {type(self).__name__} found no {empty[0]} images with labels in "
+                f"{self.root!r}"
             )
         return self._lists
 
-    def _read(self, images: Sequence[ListedImage], spec: DatasetSpec, owners: Tensor | None = None) -> ImageSplit:
-        pixels = read_images([image.path for image in images], spec.in_shape, self.cache_dir, "data.dataset")
+    def _read(
+        self, images: Sequence[ListedImage], spec: DatasetSpec, owners: Tensor | None = None
+    ) -> ImageSplit:
+        pixels = read_images(
+            [image.path for image in images], spec.in_shape, self.cache_dir, "data.dataset"
+        )
         numbers = {name: number for number, name in enumerate(spec.class_names)} | {"": -1}
         if unknown := [image for image in images if image.label not in numbers]:
             raise ValueError(
-                f"data.dataset: the class {unknown[0].label!r} of {str(unknown[0].path)!r} is not among the classes of "
-                f"the training images ({', '.join(spec.class_names)}); correct the label, or add training images"
+                f"data.dataset: the class {unknown[0].label!r} of {str(unknown[0].path)!r} is not "
+                "among the classes of "
+                f"the training images ({', '.join(spec.class_names)}); correct the label, or add "
+                "training images"
             )
         labels = torch.tensor([numbers[image.label] for image in images])
         files = tuple(Path(os.path.relpath(image.path, self.root)).as_posix() for image in images)
@@ -105,10 +124,11 @@ class ImageList(DataSource):
 
 
 class ImageFolder(ImageList):
-    """``root/train/<class>/*.png`` and ``root/test/<class>/*.png`` (or another format): ``data.dataset image_folder``.
+    """``root/train/<class>/*.png`` and ``root/test/<class>/*.png`` (or another format):
+    ``data.dataset image_folder``.
 
-    Images in ``root/unlabeled``, in any folder, have no label; those in ``root/validation/<class>`` (or ``root/val``)
-    are the validation images. Names that begin with a dot are ignored.
+    Images in ``root/unlabeled``, in any folder, have no label; those in ``root/validation/<class>``
+    (or ``root/val``) are the validation images. Names that begin with a dot are ignored.
 
     Args:
         root: The folder.
@@ -128,15 +148,18 @@ class ImageFolder(ImageList):
         lists: Lists = {"train": _of_classes(root / "train"), "test": _of_classes(root / "test")}
         lists["validation"] = _of_classes(root / "validation") or _of_classes(root / "val")
         if (root / "unlabeled").is_dir():
-            lists["unlabeled"] = [ListedImage(path, "") for path in image_files(root / "unlabeled", "data.root")]
+            lists["unlabeled"] = [
+                ListedImage(path, "") for path in image_files(root / "unlabeled", "data.root")
+            ]
         return lists
 
 
 class ImageTable(ImageList):
-    """Images listed in a CSV file with a head: file names and labels, with columns for the split and the client.
+    """Images listed in a CSV file with a head: file names and labels, with columns for the split
+    and the client.
 
-    The split column holds train, test, validation or unlabeled; a training image without a label counts as unlabeled,
-    and only clients get it.
+    The split column holds train, test, validation or unlabeled; a training image without a label
+    counts as unlabeled, and only clients get it.
 
     Args:
         csv_file: The CSV file, UTF-8.
@@ -147,11 +170,13 @@ class ImageTable(ImageList):
         label_column: Column of the classes' names; the classes are in sorted order.
         split_column: Column of the split.
         client_column: Column of the clients' identifiers, for
-            :class:`~lightning_fedssl.data.partition.natural.NaturalClients`; no identifiers if left out.
+            :class:`~lightning_fedssl.data.partition.natural.NaturalClients`; no identifiers if left
+            out.
 
     Raises:
         FileNotFoundError: If there is no such CSV file.
-        ValueError: If a column is missing, a row is not usable or two rows list one file; the message names the row.
+        ValueError: If a column is missing, a row is not usable or two rows list one file; the
+            message names the row.
     """
 
     def __init__(
@@ -184,23 +209,32 @@ class ImageTable(ImageList):
             if part == "unlabeled" or (part == "train" and not label):
                 part, label = "unlabeled", ""
             owner = (row[client] if client else "") or None
-            if not name or part not in lists or path in seen or (part in ("test", "validation") and not label):
+            if (
+                not name
+                or part not in lists
+                or path in seen
+                or (part in ("test", "validation") and not label)
+            ):
                 raise ValueError(
-                    f"data.dataset: {self.csv_file!r}: the row {row} needs a file that no other row names, a split "
+                    f"data.dataset: {self.csv_file!r}: the row {row} needs a file that no other "
+                    "row names, a split "
                     f"({', '.join(lists)}) and, in test and validation, a label"
                 )
             if client and not owner and part in ("train", "unlabeled"):
-                raise ValueError(f"data.dataset: {self.csv_file!r}: the row {row} has no {client}; complete it")
+                raise ValueError(
+                    f"data.dataset: {self.csv_file!r}: the row {row} has no {client}; complete it"
+                )
             seen.add(path)
             lists[part].append(ListedImage(path, label, owner))
         return lists
 
 
 class SiteFolders(ImageList):
-    """A folder for each site, in it one for each class: ``root/<site>/<class>/*.png``. A site is a client.
+    """A folder for each site, in it one for each class: ``root/<site>/<class>/*.png``. A site is a
+    client.
 
-    Of every class at every site, each ``test_every``-th file in sorted order is a test image of that site. Names that
-    begin with a dot are ignored.
+    Of every class at every site, each ``test_every``-th file in sorted order is a test image of
+    that site. Names that begin with a dot are ignored.
 
     Args:
         root: The folder of the sites.
@@ -215,7 +249,9 @@ class SiteFolders(ImageList):
     def __init__(self, root: str, image_size: int, test_every: int = 5, channels: int = 3) -> None:
         super().__init__(root, image_size, channels)
         if test_every < 2:
-            raise ValueError(f"data.dataset: test_every of SiteFolders is {test_every}: give 2 or more")
+            raise ValueError(
+                f"data.dataset: test_every of SiteFolders is {test_every}: give 2 or more"
+            )
         self.test_every = test_every
 
     def list_images(self) -> Lists:
@@ -230,9 +266,18 @@ class SiteFolders(ImageList):
 
 
 def _of_classes(root: Path) -> list[ListedImage]:
-    """The images of every class folder in torchvision's order: a folder's own files precede those of its folders."""
-    found = [(folder.name, path) for folder in visible_folders(root) for path in image_files(folder, "data.root")]
-    return [ListedImage(path, name) for name, path in sorted(found, key=lambda f: (f[0], str(f[1].parent), f[1].name))]
+    """The images of every class folder in torchvision's order: a folder's own files precede those
+    of its folders.
+    """
+    found = [
+        (folder.name, path)
+        for folder in visible_folders(root)
+        for path in image_files(folder, "data.root")
+    ]
+    return [
+        ListedImage(path, name)
+        for name, path in sorted(found, key=lambda f: (f[0], str(f[1].parent), f[1].name))
+    ]
 
 
 def _training(lists: Lists) -> list[ListedImage]:

@@ -17,17 +17,19 @@ class FromLightning(Datasets):
     """The data sets of a Lightning data module: those of its training, validation and test loader.
 
     Args:
-        datamodule: The data module; its loaders' batch size, order and ``collate_fn`` are not used. The samples are
-            those that a loader's sampler draws, in ascending order. Without a validation loader, ``data.validation``
-            holds out training samples.
+        datamodule: The data module; its loaders' batch size, order and ``collate_fn`` are not used.
+            The samples are those that a loader's sampler draws, in ascending order. Without a
+            validation loader, ``data.validation`` holds out training samples.
         class_names: As in :class:`Datasets`.
 
     Raises:
-        ValueError: If the data module has no training or test loader of a map-style data set, or a sampler draws
-            samples repeatedly; the message names the loader.
+        ValueError: If the data module has no training or test loader of a map-style data set, or a
+            sampler draws samples repeatedly; the message names the loader.
     """
 
-    def __init__(self, datamodule: LightningDataModule, class_names: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, datamodule: LightningDataModule, class_names: Sequence[str] | None = None
+    ) -> None:
         datamodule.prepare_data()
         datamodule.setup("fit")
         datamodule.setup("test")
@@ -45,16 +47,26 @@ def _samples(datamodule: LightningDataModule, part: str) -> Any:
     if part == "val" and (loader is None or loader == []):
         return None
     dataset: Any = getattr(loader, "dataset", None)
-    if not (isinstance(loader, DataLoader) and hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise ValueError(f"{who} must give one DataLoader of a map-style data set of (sample, label)")
+    if not (
+        isinstance(loader, DataLoader)
+        and hasattr(dataset, "__len__")
+        and hasattr(dataset, "__getitem__")
+    ):
+        raise ValueError(
+            f"{who} must give one DataLoader of a map-style data set of (sample, label)"
+        )
     batches = loader.batch_sampler
     sampler = batches.sampler if type(batches) is BatchSampler else batches or loader.sampler
     if isinstance(sampler, DistributedSampler):
         return dataset
     with torch.random.fork_rng(devices=[]):
-        drawn = [i for part in sampler for i in (part if isinstance(part, (list, tuple)) else [part])]
+        drawn = [
+            i for part in sampler for i in (part if isinstance(part, (list, tuple)) else [part])
+        ]
     if len(set(drawn)) < len(drawn):
-        raise ValueError(f"{who} draws samples repeatedly; give them as a data set, without a sampler")
+        raise ValueError(
+            f"{who} draws samples repeatedly; give them as a data set, without a sampler"
+        )
     return dataset if len(drawn) == len(dataset) else _Part(dataset, sorted(map(int, drawn)))
 
 

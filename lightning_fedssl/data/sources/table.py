@@ -16,20 +16,25 @@ _EMPTY = ("", "NA", "N/A", "n/a", "NULL", "null", "None")
 
 
 class Table(Datasets):
-    """Rows of a CSV file with a head: ``--data.dataset patients.csv``, or ``--data.dataset Table`` with options.
+    """Rows of a CSV file with a head: ``--data.dataset patients.csv``, or ``--data.dataset Table``
+    with options.
 
-    Missing values of numeric columns become the median; categorical columns are one-hot encoded, a category that no
-    training row has as zeros. scikit-learn's transformers are fitted on all training rows, those of the clients
-    included: a real federation would exchange medians and categories for it. ``data.normalize`` then standardises every
-    column. A row without a label is a training row without a label, which only clients get.
+    Missing values of numeric columns become the median; categorical columns are one-hot encoded, a
+    category that no training row has as zeros. scikit-learn's transformers are fitted on all
+    training rows, those of the clients included: a real federation would exchange medians and
+    categories for it. ``data.normalize`` then standardises every column. A row without a label is a
+    training row without a label, which only clients get.
 
     Args:
         csv_file: The CSV file, UTF-8.
         label_column: Column of the classes' names; the classes are in sorted order.
         client_column: Column of the clients' identifiers, for
-            :class:`~lightning_fedssl.data.partition.natural.NaturalClients`; no identifiers if left out.
-        split_column: Column with train, test or validation; if left out, of every class each fifth row is a test row.
-        numeric: The numeric columns; if left out, those whose values are all numbers or empty (NA, null, nan, ...).
+            :class:`~lightning_fedssl.data.partition.natural.NaturalClients`; no identifiers if left
+            out.
+        split_column: Column with train, test or validation; if left out, of every class each fifth
+            row is a test row.
+        numeric: The numeric columns; if left out, those whose values are all numbers or empty (NA,
+            null, nan, ...).
         categorical: The categorical columns; if left out, all others.
 
     Raises:
@@ -49,7 +54,8 @@ class Table(Datasets):
         special = [column for column in (label_column, client_column, split_column) if column]
         rows = read_csv(csv_file, [*special, *(numeric or ()), *(categorical or ())])
         table = {
-            column: np.array([row[column] for row in rows], dtype=object) for column in (rows[0] if rows else special)
+            column: np.array([row[column] for row in rows], dtype=object)
+            for column in (rows[0] if rows else special)
         }
         classes = sorted(set(table[label_column]) - {""})
         labels = np.array([classes.index(label) if label else -1 for label in table[label_column]])
@@ -58,16 +64,27 @@ class Table(Datasets):
         found = sorted(set(place))
         if not {"train", "test"} <= set(found) <= {"train", "test", "unlabeled", "validation"}:
             raise ValueError(
-                f"data.dataset: {csv_file!r} needs rows of train and of test, and no others than of unlabeled and "
+                f"data.dataset: {csv_file!r} needs rows of train and of test, and no others than "
+                "of unlabeled and "
                 f"validation; there are {shortened(', '.join(found))}"
             )
         if numeric is None:
-            numeric = [c for c in table if c not in [*special, *(categorical or ())] and _numbers(table[c]) is not None]
+            numeric = [
+                c
+                for c in table
+                if c not in [*special, *(categorical or ())] and _numbers(table[c]) is not None
+            ]
         if categorical is None:
             categorical = [column for column in table if column not in [*special, *numeric]]
         features = _encode(table, numeric, categorical, np.isin(place, ["train", "unlabeled"]))
-        samples = {part: as_dataset((features[place == part], labels[place == part])) for part in found}
-        owners = {p: [name or None for name in table[client_column][place == p]] for p in found if client_column}
+        samples = {
+            part: as_dataset((features[place == part], labels[place == part])) for part in found
+        }
+        owners = {
+            p: [name or None for name in table[client_column][place == p]]
+            for p in found
+            if client_column
+        }
         parts: Any = [samples.get(part) for part in ("train", "test", "unlabeled", "validation")]
         parts += [owners.get(part) for part in ("train", "test", "unlabeled")]
         parts.append(classes)
@@ -75,7 +92,10 @@ class Table(Datasets):
 
 
 def _encode(table: Any, numeric: Sequence[str], categorical: Sequence[str], training: Any) -> Any:
-    """The features of every row, float32 ``(rows, features)``; the transformers are fitted on the training rows."""
+    """The features of every row, float32 ``(rows, features)``.
+
+    The transformers are fitted on the training rows.
+    """
     from sklearn.impute import SimpleImputer
     from sklearn.preprocessing import OneHotEncoder
 
@@ -83,13 +103,20 @@ def _encode(table: Any, numeric: Sequence[str], categorical: Sequence[str], trai
     if numeric:
         columns = [_numbers(table[column]) for column in numeric]
         if wrong := [name for name, column in zip(numeric, columns, strict=True) if column is None]:
-            raise ValueError(f"data.dataset: a value of the numeric column {wrong[0]!r} is no number")
+            raise ValueError(
+                f"data.dataset: a value of the numeric column {wrong[0]!r} is no number"
+            )
         values = np.stack(columns, axis=1)
         if infinite := np.argwhere(np.isinf(values)).tolist():
             row, column = infinite[0]
-            raise ValueError(f"data.dataset: row {row + 2} has an infinite {numeric[column]!r}; correct or empty it")
+            raise ValueError(
+                f"data.dataset: row {row + 2} has an infinite {numeric[column]!r}; correct or "
+                "empty it"
+            )
         features.append(
-            SimpleImputer(strategy="median", keep_empty_features=True).fit(values[training]).transform(values)
+            SimpleImputer(strategy="median", keep_empty_features=True)
+            .fit(values[training])
+            .transform(values)
         )
     if categorical:
         words = np.stack([table[column] for column in categorical], axis=1)
