@@ -28,6 +28,7 @@ from lightning_fedssl.data.partition.labels_at_clients import (
     Stratified,
 )
 from lightning_fedssl.data.partition.natural import FullyLabeledClients, NaturalClients
+from lightning_fedssl.data.partition.paired import PairedDirichlet
 from lightning_fedssl.data.partition.pooled import Pooled
 from lightning_fedssl.data.sources.arrays import Arrays, Datasets
 from lightning_fedssl.data.sources.base import DataSource, LoadedData
@@ -70,6 +71,7 @@ __all__ = [
     "LoadedData",
     "LocalData",
     "NaturalClients",
+    "PairedDirichlet",
     "Partition",
     "PerSample",
     "Pooled",
