@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl.data import local_data
-from lightning_fedssl.data.local_data import CHUNK, LocalData, Visits
+from lightning_fedssl.data.local_data import CHUNK, DEVICE_CHUNK, LocalData, Visits
 from lightning_fedssl.local_work import LocalWork, epochs_of, labeled_work, local_steps, paired_work, side_by_side
 from lightning_fedssl.state import Batch
 from tests.toy import ToyData
@@ -68,10 +68,11 @@ def test_batches_are_those_of_one_epoch_after_the_other(count: int, batch_size: 
     assert max(calls) <= CHUNK
 
 
-def test_large_images_are_augmented_in_chunks_of_bytes() -> None:
-    data = party()
-    assert data.chunk == CHUNK
-    assert replace(data, images=torch.zeros(1, 3, 224, 224)).chunk == (64 << 20) // (4 * 3 * 224 * 224)
+@pytest.mark.parametrize(
+    ("device", "side", "chunk"), [("cpu", 8, CHUNK), ("cpu", 224, 111), ("meta", 8, DEVICE_CHUNK), ("meta", 32, 5461)]
+)
+def test_views_are_made_in_calls_that_suit_the_device(device: str, side: int, chunk: int) -> None:
+    assert replace(party(), images=torch.zeros(1, 3, side, side, device=device)).chunk == chunk
 
 
 def test_paired_batches_do_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
