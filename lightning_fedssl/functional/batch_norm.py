@@ -13,7 +13,7 @@ networks have no dropout.) The pass does not change the network's modes, buffers
 
 A layer is any :class:`torch.nn.modules.batchnorm._BatchNorm`, found by its name in
 ``network.named_modules()``. Layers that the forward pass does not use (those of a teacher inside
-the module) are skipped.
+the module) and frozen ones are skipped.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from lightning_fedssl.functional.frozen import frozen_names
 
 Statistics = dict[str, tuple[Tensor, Tensor]]
 """Per layer name the running mean and running variance, ``(channels,)`` each."""
@@ -47,12 +49,15 @@ class Moments(NamedTuple):
 
 
 def batch_norm_layers(network: nn.Module) -> dict[str, _BatchNorm]:
-    """The batch-norm layers of a network by name.
+    """The batch-norm layers of a network by name, without those whose statistics are frozen.
 
     A layer that is used in two places appears once.
     """
+    frozen = frozen_names(network)
     return {
-        name: module for name, module in network.named_modules() if isinstance(module, _BatchNorm)
+        name: module
+        for name, module in network.named_modules()
+        if isinstance(module, _BatchNorm) and f"{name}.running_mean".lstrip(".") not in frozen
     }
 
 

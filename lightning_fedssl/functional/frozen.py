@@ -1,18 +1,18 @@
 """Frozen layers: tensors of a network that nothing changes during a run.
 
 A frozen weight gets no gradient. A frozen batch norm normalises with the statistics that it has, in
-training and in evaluation. Each layer stores which of its tensors are frozen, so copies of a
-network (a teacher) and parts of one (split learning) have the same frozen tensors.
+training and in evaluation, and stays the module that it is: what else it computes (timm's batch
+norms contain the activation) is kept. Each layer stores which of its tensors are frozen, so copies
+of a network (a teacher) and parts of one (split learning) have the same frozen tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import nn
 
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.tied import first_names, tensors_of
@@ -56,8 +56,9 @@ def freeze(network: nn.Module, patterns: Sequence[str], key: str = "freeze") -> 
     """Freeze a network's weights whose names the patterns select, in place.
 
     Weights that the network itself does not train (``requires_grad`` is False), such as those under
-    adapters, are frozen, too. A batch norm whose weights are all frozen is replaced by a
-    :class:`FrozenBatchNorm`. Dropout in frozen layers stays active.
+    adapters, are frozen, too. A layer with a ``running_mean`` (a batch norm, also a foreign one)
+    whose weights are all frozen is in evaluation mode from then on, and its statistics are frozen
+    as well. Dropout in frozen layers stays active. In evaluation, nothing changes.
 
     Args:
         network: The network.
@@ -86,11 +87,19 @@ def freeze(network: nn.Module, patterns: Sequence[str], key: str = "freeze") -> 
             weights[name].requires_grad_(False)
         tensors = [*weights] or [*dict(layer.named_buffers(recurse=False))]
         everything = bool(tensors) and all(first[f"{prefix}{name}"] in chosen for name in tensors)
-        if everything and isinstance(layer, _BatchNorm) and layer.running_mean is not None:
-            parent, _, child = path.rpartition(".")
-            network.get_submodule(parent).add_module(child, FrozenBatchNorm(layer))
-        elif own:
+        if everything and getattr(layer, "running_mean", None) is not None:
+            own += dict(layer.named_buffers(recurse=False))
+            layer.register_forward_pre_hook(_evaluate)
+        if own:
             setattr(layer, _MARK, tuple(own))
+
+
+def _evaluate(layer: nn.Module, inputs: Any) -> None:
+    """A hook before a layer's forward pass: the layer normalises with the statistics that it has.
+
+    The layers inside it (a dropout) keep their mode.
+    """
+    layer.training = False
 
 
 def frozen_names(module: nn.Module) -> frozenset[str]:
@@ -111,41 +120,3 @@ def tensors_that_change(module: nn.Module) -> State:
     """A module's weights and buffers by name without the frozen ones, not copied."""
     frozen = frozen_names(module)
     return {name: tensor for name, tensor in tensors_of(module).items() if name not in frozen}
-
-
-class FrozenBatchNorm(nn.Module):
-    """A batch norm with fixed weights and fixed statistics: the same affine map in training and in
-    evaluation.
-
-    Its tensors have the names of the layer that it replaces.
-
-    Args:
-        layer: The batch norm, whose tensors it takes over.
-    """
-
-    running_mean: Tensor | None
-    running_var: Tensor | None
-
-    def __init__(self, layer: _BatchNorm) -> None:
-        super().__init__()
-        self.eps = layer.eps
-        self.weight, self.bias = layer.weight, layer.bias
-        for name, buffer in layer.named_buffers():
-            self.register_buffer(name, buffer)
-        setattr(
-            self,
-            _MARK,
-            tuple(name for name, _ in (*layer.named_parameters(), *layer.named_buffers())),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The normalised input, of its shape ``(batch, channels, ...)``."""
-        return F.batch_norm(
-            x,
-            self.running_mean,
-            self.running_var,
-            self.weight,
-            self.bias,
-            training=False,
-            eps=self.eps,
-        )

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from safetensors.torch import save_file
 
 from lightning_fedssl.algorithms import FedAvg, FedMatch
 from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.export import load_network
-from lightning_fedssl.functional.frozen import FrozenBatchNorm, freeze, frozen_names, select_names
+from lightning_fedssl.functional.batch_norm import batch_norm_layers
+from lightning_fedssl.functional.frozen import freeze, frozen_names, select_names
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.state import frozen_state
 from lightning_fedssl.storage import checkpoint_file
@@ -148,11 +152,51 @@ def test_a_frozen_batch_norm_uses_its_statistics_in_training_and_keeps_them(tmp_
     )  # fmt: skip
     toy_trainer(tmp_path, callbacks=StaticBatchNorm("moments"), logger=False).fit(model, ToyData())
     layers: Any = model.network.norms
-    assert isinstance(layers[0], FrozenBatchNorm)
     assert torch.equal(layers.get_buffer("0.running_mean"), network.norms[0].running_mean)
     assert not torch.equal(layers[1].running_mean, network.norms[1].running_mean)
     x = torch.rand(5, 4, 8, 8)
     torch.testing.assert_close(layers[0].train()(x), network.norms[0].eval()(x))
+
+
+class Foreign(torch.nn.BatchNorm2d):
+    """A batch norm that computes more, as timm's do."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return torch.relu(super().forward(input) + 1)
+
+
+def foreign() -> torch.nn.Module:
+    layers = (torch.nn.Conv2d(3, 4, 3), Foreign(4), torch.nn.Flatten(), torch.nn.LazyLinear(10))
+    return torch.nn.Sequential(OrderedDict(zip(("conv", "norm", "flat", "classifier"), layers, strict=True)))
+
+
+NETWORKS = {"foreign": (foreign, "classifier")} | {
+    name: (partial(timm.create_model, name, num_classes=10), classifier)
+    for name, classifier in {
+        "efficientnet_lite0": "classifier", "mobilenetv3_small_050": "classifier", "resnetv2_18": "head.fc",
+        "densenet121": "classifier", "regnety_002": "head.fc", "resnet18": "fc",
+    }.items()
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_freezing_changes_nothing_in_evaluation_and_keeps_it_in_training(name: str) -> None:
+    make, head = NETWORKS[name]
+    x = torch.rand(2, 3, 32, 32)
+    network = make().eval()
+    network(x)
+    with torch.no_grad():
+        for layer in batch_norm_layers(network).values():
+            layer.running_mean.normal_(0, 0.1)  # type: ignore[union-attr]
+    before, names = network(x), network.state_dict().keys()
+    freeze(network, ["*", f"!{head}"])
+    assert torch.equal(network(x), before)
+    assert network.state_dict().keys() == names
+    for trained in (network.train(), copy.deepcopy(network).train()):
+        state = tensors(trained)
+        torch.testing.assert_close(trained(x), before)
+        assert_same(tensors(trained), state)
+    assert not batch_norm_layers(network)
 
 
 def test_copies_and_parts_of_a_network_know_their_frozen_layers() -> None:
