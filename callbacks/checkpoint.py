@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+ACCURACY = "val/accuracy"
+"""What is monitored unless something else is chosen; data without classes have none."""
+
 DECLINE = 0.05
 """The distance of the last accuracy from the best one, in shares of images, from which a run names
 it at its end."""
@@ -42,7 +45,7 @@ class FederatedCheckpoint(FederatedCallback):
 
     def __init__(
         self,
-        monitor: str = "val/accuracy",
+        monitor: str = ACCURACY,
         mode: Literal["max", "min"] = "max",
         every_n_rounds: int = 1,
     ) -> None:
@@ -121,6 +124,8 @@ class FederatedCheckpoint(FederatedCallback):
 
     def _warn_if_unknown(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
         evaluated = [name for name in metrics if name.startswith("val")]
+        if self.monitor == ACCURACY and not trainer.datamodule.class_names:
+            return  # no method computes it without classes
         if evaluated and self.monitor not in metrics and not self._warned:
             self._warned = True
             _log.warning(

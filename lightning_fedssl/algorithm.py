@@ -188,13 +188,6 @@ class FederatedAlgorithm(LightningModule):
             str, Any
         ] = {}  # the data that the model was trained on; see trainer/checkpointing.py
 
-    @classmethod
-    def from_lightning(cls, *args: Any, **kwargs: Any) -> Any:
-        """Refused here: only FedAvg and FixMatch train a LightningModule."""
-        raise ValueError(
-            f"{cls.__name__}.from_lightning: only FedAvg and FixMatch train a LightningModule"
-        )
-
     @property
     def trainer(self) -> Any:
         """The :class:`~lightning_fedssl.trainer.FederatedTrainer` of the run."""

@@ -28,7 +28,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -447,7 +447,7 @@ class Reporter(Callback):
 
 
 def samples_of(loader: Any, name: str) -> int:
-    """The number of samples of a loader's data set.
+    """The number of samples that an epoch of a loader draws.
 
     Args:
         loader: The loader.
@@ -457,17 +457,33 @@ def samples_of(loader: Any, name: str) -> int:
         ValueError: It has no length, or no batch.
     """
     try:
-        count, batches = len(loader.dataset), len(loader)
+        batches = len(loader)
+        count = _drawn(loader, batches)
     except (AttributeError, TypeError):
         count, batches = 0, 0
-    if not batches:
-        kind = type(loader).__name__
+    if not batches and isinstance(getattr(loader, "dataset", None), IterableDataset):
         raise ValueError(
-            f"from_lightning: {name} is a {kind} without a length or without a batch: give a "
-            "DataLoader of a data set "
-            "that has a length and a batch or more"
+            f"from_lightning: {name} reads an IterableDataset, whose samples cannot be counted: "
+            "give it __len__, or the loader a data set with indices, such as list(dataset)"
+        )
+    if not batches:
+        raise ValueError(
+            f"from_lightning: {name} is a {type(loader).__name__} without a length or without a "
+            "batch: give a DataLoader of a data set that has a length and a batch or more"
         )
     return count
+
+
+def _drawn(loader: Any, batches: int) -> int:
+    """The samples in the batches of an epoch; other samples of the data set do not count."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    if batch_sampler is None or type(batch_sampler) is BatchSampler:
+        streams = isinstance(loader.dataset, IterableDataset)
+        source: Any = loader.dataset if streams else (batch_sampler or loader).sampler
+        drawn = len(source)
+        return drawn if batch_sampler is None else min(drawn, batches * batch_sampler.batch_size)
+    with isolate_rng():
+        return sum(map(len, islice(batch_sampler, batches)))
 
 
 @contextmanager

@@ -22,25 +22,7 @@ DEFAULT_GROUPS = 32
 """Groups of a group norm in FedRGD's networks, whose layers have 64 channels and more."""
 
 
-class BatchNorm2d(nn.BatchNorm2d):
-    """Batch norm that can train on a single value per channel: it then normalises with its buffers,
-    as in evaluation.
-
-    Such a batch is a single image in a layer of 1x1 pixels, e.g. the last one of a client's epoch.
-    It has no variance; torch refuses it, which would end the run.
-    """
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalised feature maps ``(batch, channels, height, width)``."""
-        if self.training and input.shape[0] * input.shape[2:].numel() == 1:
-            buffers = self.running_mean, self.running_var
-            return F.batch_norm(
-                input, *buffers, self.weight, self.bias, training=False, eps=self.eps
-            )
-        return super().forward(input)
-
-
-class StaticBatchNorm2d(BatchNorm2d):
+class StaticBatchNorm2d(nn.BatchNorm2d):
     """Batch norm whose running statistics training never changes (HeteroFL's and SemiFL's static
     batch norm, sBN).
 
@@ -98,7 +80,7 @@ def make_norm(kind: NormKind, channels: int, groups: int = DEFAULT_GROUPS) -> nn
         ValueError: ``kind`` is not one of the names.
     """
     if kind == "batch":
-        return BatchNorm2d(channels)
+        return nn.BatchNorm2d(channels)
     if kind == "static_batch":
         return StaticBatchNorm2d(channels)
     if kind == "group":

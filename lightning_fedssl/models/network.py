@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from lightning_fedssl.functional.batch_norm import evaluating
+from lightning_fedssl.functional.batch_norm import accept_single_values, evaluating
 from lightning_fedssl.functional.tied import complete_when_loaded
 
 InShape = tuple[int, ...]
@@ -84,7 +84,7 @@ def build_network(
     Args:
         factory: A module's class, a function, a partial of either, or a module that is already
             built. A configured function with ``init_args`` arrives as a built module. A built
-            module is copied, so that no two networks share weights.
+            module, and what a function returns, is copied, so that no two networks share weights.
         num_classes: Classes of the data.
         in_shape: Shape of one image, ``(channels, height, width)``.
 
@@ -98,13 +98,14 @@ def build_network(
         network = _constructed(factory, _arguments(factory, num_classes, in_shape))
     _check_output(network, num_classes, in_shape)
     complete_when_loaded(network)
+    accept_single_values(network)
     return network
 
 
 def _constructed(factory: Callable[..., nn.Module], arguments: dict[str, Any]) -> nn.Module:
     """Call the factory; report an error of the constructor as an error of the configuration."""
     try:
-        return factory(**arguments)
+        return _unshared(factory, factory(**arguments))
     except Exception as error:
         if str(error).startswith("model."):
             raise  # the constructor's own message names the key
@@ -114,6 +115,19 @@ def _constructed(factory: Callable[..., nn.Module], arguments: dict[str, Any]) -
             f"model.network: {name} cannot be built: {reason}; change its arguments "
             "(model.network.init_args)"
         ) from error
+
+
+def _unshared(factory: Callable[..., nn.Module], network: nn.Module) -> nn.Module:
+    """A copy of what a function returned: it may return one network for every run."""
+    target = _target(factory)
+    while isinstance(target, functools.partial):
+        target = target.func
+    if isinstance(target, type):
+        return network
+    try:
+        return copy.deepcopy(network)
+    except RuntimeError:  # weights that torch.nn.utils.weight_norm computes cannot be copied
+        return network
 
 
 def _arguments(

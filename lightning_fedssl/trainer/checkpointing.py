@@ -185,6 +185,7 @@ def take(trainer: FederatedTrainer, weights_only: bool = False) -> checkpoint_fi
         "epoch": max(int(trainer.round_index) - 1, 0),
         "global_step": int(trainer.round_index),
         "algorithm": type(algorithm).__name__,
+        "max_rounds": int(trainer.max_rounds),
         "seed": int(trainer.seed),
         "partition": str(trainer.datamodule.split.hash),
         "total_bytes": float(trainer.total_bytes),
@@ -381,6 +382,7 @@ def resume(trainer: FederatedTrainer, path: Path) -> int:
         trainer, loaded, path
     )  # before the normalisation, which changes with the samples
     check_same_samples(trainer, loaded, path, _OF_SAMPLES[2:])
+    _warn_of_a_stretched_schedule(trainer, loaded)
     state, server = loaded["federation"], trainer.algorithm.server
     server.momentum = dict(state["momentum"])
     server.to(trainer.fabric.device)
@@ -442,6 +444,22 @@ def _check_settings(
         "optimizer excepted, by "
         "--trainer.allow_changed true"
     )
+
+
+def _warn_of_a_stretched_schedule(
+    trainer: FederatedTrainer, loaded: checkpoint_file.Checkpoint
+) -> None:
+    """Say that a longer run has other learning rates than the checkpoint's run planned."""
+    schedule, now = trainer.algorithm.schedule, trainer.max_rounds
+    before = loaded.get("max_rounds", now)
+    planned, found = (schedule.checked_factor(loaded["round"] + 1, r) for r in (before, now))
+    if planned != found:
+        _log.warning(
+            "model.schedule: the learning rates follow trainer.max_rounds, which was %d and is %d: "
+            "the next round has %.3g of the optimizer's rate, planned were %.3g. So this is not "
+            "the run of %d rounds; train anew for that, or set model.schedule.rounds before",
+            before, now, found, planned, now,
+        )  # fmt: skip
 
 
 def _load_clients(trainer: FederatedTrainer, path: Path, state: checkpoint_file.Checkpoint) -> None:

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,9 +19,18 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
-from lightning_fedssl import UDA, FedAvg, FixMatch, LabelFlip, SemiFL, sampling
+from lightning_fedssl import UDA, FedAvg, FixMatch, LabelFlip, sampling
+from lightning_fedssl.algorithms.from_lightning import samples_of
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import ClientEvaluation
 from lightning_fedssl.data import FederatedDataModule
@@ -229,6 +239,36 @@ def test_scalars_are_means_over_the_clients_samples(tmp_path: Path) -> None:
     assert "train_mse" in logged(trainer)[1]
 
 
+class Stream(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.zeros(7, 1))
+
+
+class SizedStream(Stream):
+    def __len__(self) -> int:
+        return 7
+
+
+@pytest.mark.parametrize(
+    ("make", "drawn"),
+    [
+        (partial(DataLoader, batch_size=32), 100),
+        (partial(DataLoader, batch_size=32, drop_last=True), 96),
+        (partial(DataLoader, batch_size=32, sampler=SubsetRandomSampler(range(13))), 13),
+        (partial(DataLoader, sampler=RandomSampler(range(100), replacement=True, num_samples=35)), 35),
+        (partial(DataLoader, batch_sampler=BatchSampler(SubsetRandomSampler(range(9)), 4, drop_last=False)), 9),
+        (partial(DataLoader, batch_sampler=BatchSampler(SubsetRandomSampler(range(9)), 4, drop_last=True)), 8),
+        (partial(DataLoader, batch_sampler=[[1, 2], [3]]), 3),
+        (partial(DataLoader, batch_size=None, sampler=SubsetRandomSampler(range(4))), 4),
+        (lambda data: DataLoader(SizedStream(), batch_size=3), 7),
+        (lambda data: DataLoader(SizedStream(), batch_size=3, drop_last=True), 6),
+    ],
+)
+def test_a_client_weighs_what_its_epoch_draws(make: Any, drawn: int) -> None:
+    loader = make(TensorDataset(torch.randn(100, 1)))
+    assert samples_of(loader, "") == drawn
+
+
 def test_a_run_speaks_of_the_module_and_not_of_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Named(Line):
         def __init__(self, lr: float) -> None:
@@ -399,7 +439,6 @@ def test_layers_in_evaluation_mode_stay_in_it(tmp_path: Path) -> None:
     ("make", "message"),
     [
         (lambda: UDA.from_lightning(Line(), loaders()), "only FedAvg and FixMatch"),
-        (lambda: SemiFL.from_lightning(Line(), loaders()), "only FedAvg and FixMatch"),
         (lambda: FedAvg.from_lightning(Line(), loaders(), lr=0.1), r"FedAvg\.from_lightning: .* argument 'lr'; "),
         (lambda: FedAvg.from_lightning(Line(), loaders(), client_epochs="two"), "from_lightning: .*'int' and 'str'"),
         (lambda: FedAvg.from_lightning(nn.Linear(1, 1), loaders()), "no LightningModule"),  # type: ignore[arg-type]
@@ -407,6 +446,10 @@ def test_layers_in_evaluation_mode_stay_in_it(tmp_path: Path) -> None:
         (lambda: FedAvg.from_lightning(Line, loaders()), "the class Line"),  # type: ignore[arg-type]
         (lambda: FedAvg.from_lightning(Line(), []), "clients is empty"),
         (lambda: FedAvg.from_lightning(Line(), plain(1)[0]), "clients is one DataLoader"),  # type: ignore[arg-type]
+        (
+            lambda: FedAvg.from_lightning(Line(), [DataLoader(Stream())]),
+            r"clients\[0\] reads an IterableDataset.*__len__",
+        ),
         (lambda: FedAvg.from_lightning(Line(), [iter([1])]), r"clients\[0\] is a list_iterator"),  # type: ignore[list-item]
         (
             lambda: FedAvg.from_lightning(Line(), loaders(drop_last=True, batch_size=50)),

@@ -11,7 +11,7 @@ from lightning_fedssl.models import (
     StaticBatchNorm2d,
     make_norm,
 )
-from lightning_fedssl.models.layers import BatchNorm2d, MaxPool2d, max_pool, num_groups
+from lightning_fedssl.models.layers import MaxPool2d, max_pool, num_groups
 
 NORMS: tuple[NormKind, ...] = get_args(NormKind)
 
@@ -36,7 +36,7 @@ def test_max_pooling_is_torch_s_with_and_without_gradients(shape: tuple[int, ...
 
 def test_norm_kinds() -> None:
     kinds = [type(make_norm(norm, 8)) for norm in NORMS]
-    assert kinds == [BatchNorm2d, StaticBatchNorm2d, nn.GroupNorm, nn.Identity]
+    assert kinds == [nn.BatchNorm2d, StaticBatchNorm2d, nn.GroupNorm, nn.Identity]
     with pytest.raises(ValueError, match=r"norm is 'layer'; choose batch, static_batch, group or none"):
         make_norm("layer", 8)  # type: ignore[arg-type]
 

@@ -165,9 +165,10 @@ def test_a_network_without_parameters_for_classes_is_taken_if_it_fits() -> None:
         build_network(TenClasses, 3, (1, 8, 8))
 
 
-def test_a_built_module_is_copied() -> None:
+@pytest.mark.parametrize("make", [lambda net: net, lambda net: lambda **sizes: net])
+def test_a_built_module_and_what_a_function_returns_are_copied(make: Callable[[nn.Module], Any]) -> None:
     module = UserNet(num_classes=7)
-    first, second = build_network(module, 7, (3, 8, 8)), build_network(module, 7, (3, 8, 8))
+    first, second = (build_network(make(module), 7, (3, 8, 8)) for _ in range(2))
     pointers = [{p.data_ptr() for p in net.parameters()} for net in (module, first, second)]
     assert len(set.union(*pointers)) == 3 * len(pointers[0])
 

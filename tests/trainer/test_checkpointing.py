@@ -12,10 +12,11 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import CommunicationLedger, FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.models import CNN
+from lightning_fedssl.schedules import Cosine, FractionalCosine, Schedule
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.system import Device, Faults, SystemModel
 from tests.algorithms.helpers import METHODS, STATELESS, toy_fixmatch, toy_supervised
-from tests.toy import ToyData, assert_same, toy_fedavg, toy_semifl, toy_trainer, weights
+from tests.toy import ToyData, assert_same, labeled_clients, toy_fedavg, toy_semifl, toy_trainer, weights
 from tests.trainer.helpers import StopAfter, logged
 
 
@@ -79,6 +80,21 @@ def test_a_finished_run_resumes_to_nothing_more_and_a_longer_one_goes_on(
     longer = toy_trainer(tmp_path, max_rounds=4)
     longer.fit(toy_semifl(), ToyData(), ckpt_path=path)
     assert longer.round_index == 4
+
+
+@pytest.mark.parametrize(
+    ("schedule", "jumps"), [(Cosine(), True), (FractionalCosine(), True), (Cosine(rounds=4), False)]
+)
+@pytest.mark.parametrize("stop", [1, 2])
+def test_a_schedule_that_a_longer_run_stretches_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, schedule: Schedule, jumps: bool, stop: int
+) -> None:
+    toy_trainer(tmp_path, max_rounds=2, callbacks=[StopAfter(stop)]).fit(
+        toy_fedavg(schedule=schedule), labeled_clients()
+    )
+    longer = toy_trainer(tmp_path, max_rounds=4)
+    longer.fit(toy_fedavg(schedule=schedule), labeled_clients(), ckpt_path="last")
+    assert ("follow trainer.max_rounds, which was 2 and is 4" in caplog.text) == jumps
 
 
 class SignalIn(FederatedCallback):

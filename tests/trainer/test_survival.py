@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from functools import partial
@@ -14,7 +15,8 @@ from torch import nn
 
 from lightning_fedssl.data.partition.base import Partition
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
-from lightning_fedssl.models.layers import NormKind, make_norm
+from lightning_fedssl.functional.batch_norm import accept_single_values
+from lightning_fedssl.models.layers import NormKind, StaticBatchNorm2d, make_norm
 from tests.algorithms.helpers import METHODS
 from tests.toy import labeled_clients, toy_fedavg, toy_trainer, weights
 
@@ -88,16 +90,26 @@ def test_batch_norm_trains_on_one_image(tmp_path: Path, trainer: str, kind: Norm
     assert float(made.callback_metrics["client/trained"]) == 3
 
 
-def test_batch_norm_of_a_single_value_uses_the_buffers() -> None:
-    layer, other = make_norm("batch", 2), nn.BatchNorm2d(2)
-    assert isinstance(layer, nn.BatchNorm2d)
-    assert layer.running_mean is not None
-    assert layer.running_var is not None
-    assert layer.num_batches_tracked is not None
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (nn.BatchNorm1d, (1, 2)),
+        (nn.BatchNorm2d, (1, 2, 1, 1)),
+        (nn.BatchNorm3d, (1, 2, 1, 1, 1)),
+        (nn.SyncBatchNorm, (1, 2)),
+        (lambda n: pytest.importorskip("timm.layers").BatchNormAct2d(n, apply_act=False), (1, 2, 1, 1)),
+        (StaticBatchNorm2d, (1, 2, 1, 1)),
+    ],
+)
+def test_batch_norm_of_a_single_value_uses_the_buffers(make: Any, shape: tuple[int, ...]) -> None:
+    layer, other = make(2), make(2)
+    accept_single_values(layer)
+    layer = copy.deepcopy(layer)
     layer.running_mean.copy_(torch.tensor([1.0, 2.0]))
     layer.running_var.fill_(4.0)
-    x = torch.tensor([3.0, 4.0]).reshape(1, 2, 1, 1)
-    torch.testing.assert_close(layer(x).flatten(), torch.tensor([1.0, 1.0]), rtol=1e-5, atol=1e-5)
-    assert int(layer.num_batches_tracked) == 0
-    more = torch.rand(2, 2, 3, 3)
-    assert torch.equal(make_norm("batch", 2)(more), other(more))
+    found = layer(torch.tensor([3.0, 4.0]).reshape(shape)).flatten()
+    torch.testing.assert_close(found, torch.tensor([1.0, 1.0]), rtol=1e-5, atol=1e-5)
+    assert layer.training
+    assert not getattr(layer, "num_batches_tracked", None)
+    more = torch.rand(2, *shape[1:])
+    assert torch.equal(layer(more), other(more))
