@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 
-import lightning_fedssl
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +62,7 @@ def summarize_run(
         "partition": trainer.datamodule.split.hash,
         "run_folder": trainer.log_dir,
         "ckpt_path": trainer.ckpt_path and str(trainer.ckpt_path),
-        "version": lightning_fedssl.__version__,
+        "version": __version__,
         "privacy": trainer.privacy and trainer.privacy.describe(),
         "metrics": {name: float(value) for name, value in sorted(values.items())},
     }

@@ -7,8 +7,6 @@ The classes of the package can be imported from here::
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
-
 from lightning_fedssl import algorithms, callbacks, data, models, trainer
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import *
@@ -27,6 +25,7 @@ from lightning_fedssl.system import (
     UnevenDropout,
 )
 from lightning_fedssl.trainer import *
+from lightning_fedssl.version import __version__ as __version__
 
 __all__ = [
     "Availability",

@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+__all__ = ["Constant", "Cosine", "FractionalCosine", "Schedule"]
+
 
 class Schedule:
     """Base class of schedules: a factor by which the configured learning rate is multiplied.

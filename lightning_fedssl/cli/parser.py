@@ -17,8 +17,8 @@ from jsonargparse import ActionConfigFile, get_loader, set_loader  # type: ignor
 from lightning.pytorch.callbacks.timer import Interval
 from lightning.pytorch.cli import LightningArgumentParser
 
-import lightning_fedssl
 from lightning_fedssl.cli.config_files import find_config
+from lightning_fedssl.cli.public import public_classes
 from lightning_fedssl.trainer import FederatedTrainer
 
 _UNKNOWN = re.compile(r"(?:arguments: --|[Oo]ption '|path string: |choice: ')([\w.]+)")
@@ -162,7 +162,7 @@ class Parser(LightningArgumentParser):
         if unknown is None or "did you mean" in message:
             return ""
         options = sorted(set(_options(self)))
-        known = {name: name for name in lightning_fedssl.__all__}
+        known = {name: name for name in public_classes()}
         known |= {option.rpartition(".")[2]: option for option in options} | {
             option: option for option in options
         }

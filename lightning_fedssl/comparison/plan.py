@@ -22,8 +22,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import lightning_fedssl
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
+from lightning_fedssl.version import __version__
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -268,7 +268,7 @@ def code_version() -> str:
 
     In a checkout with its commit, and a mark if files were changed since.
     """
-    folder = Path(lightning_fedssl.__file__).parent.parent
+    folder = Path(__file__).parent.parent.parent
     commit = ""
     if (folder / ".git").exists():
         git = [
@@ -282,7 +282,7 @@ def code_version() -> str:
             "--exclude=*",
         ]
         commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    return "+".join(filter(None, [lightning_fedssl.__version__, commit]))
+    return "+".join(filter(None, [__version__, commit]))
 
 
 def _canonical(config: dict[str, Any]) -> str:

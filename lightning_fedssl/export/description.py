@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from lightning_fedssl import __version__
 from lightning_fedssl.data.image_files import RESAMPLING
 from lightning_fedssl.export.named_value import NotNamedError, named_value, named_values
+from lightning_fedssl.version import __version__
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
