@@ -5,17 +5,26 @@ from __future__ import annotations
 import logging
 import math
 import shutil
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.trainer.states import TrainerStatus
 
+from lightning_fedssl import sampling
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.checkpoint import FederatedCheckpoint
-from lightning_fedssl.storage import checkpoint_file
+from lightning_fedssl.callbacks.simple_classifiers import (
+    Answer,
+    accuracy_error,
+    majority_share,
+    simple_answers,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.trainer import FederatedTrainer
 
@@ -32,25 +41,34 @@ class LabelsAlone(FederatedCallback):
 
     The bound is :class:`~lightning_fedssl.algorithms.Supervised` with the network, the optimizer of
     the server, the schedule and the seed of the run, and as many steps as the server has made in
-    it. Its test accuracy is logged as ``bound/accuracy`` beside ``test/accuracy``, and the last
-    line of the run compares the two.
+    it. Its test accuracy is logged as ``bound/accuracy`` beside ``test/accuracy``. With few labels
+    a simple classifier is often better than any network: those of
+    :func:`~lightning_fedssl.callbacks.simple_classifiers.simple_answers` are logged as
+    ``simple/logistic_regression`` and ``simple/extra_trees``, and ``simple/majority`` is the share
+    of the largest class. The last lines of the run compare all.
 
-    ``checkpoints/chosen.ckpt`` is what ``export`` takes if no checkpoint is named: the last model;
-    the best one by validation, if it is better by two standard errors, as after a collapse (the
-    best of many measurements on few images is often chance); or the last model of the labels alone,
-    if that is better on the validation images.
+    ``checkpoints/chosen.ckpt`` is what ``export`` takes if no checkpoint is named: the last model
+    with the clients' samples if :func:`estimate_gain` is above 0, else that of the labels alone;
+    ``chosen/accuracy`` is its test accuracy.
 
     It needs labels at the server, and costs the server's share of the run once more. In a run of
     ``Supervised``, or one that was interrupted, it does nothing.
+
+    Args:
+        expected_gain: What the clients' samples are expected to add to the accuracy, in shares of
+            samples: what the method has gained on other data. Below 0 for a method of which no gain
+            is known: then it is chosen only where validation samples show one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, expected_gain: float = -0.02) -> None:
+        self.expected_gain = expected_gain
         self.reset()
 
     def reset(self) -> None:
         """Forget an earlier run."""
         self.steps = 0
-        self.verdict = self.choice = ""
+        self.chosen = ""
+        self.lines: list[str] = []
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Refuse labels at the clients: a server without labels has no bound."""
@@ -85,27 +103,84 @@ class LabelsAlone(FederatedCallback):
         with TemporaryDirectory() as folder:
             # Every rank trains the same bound: preparing a run waits for all ranks of the process
             # group.
-            metrics = trainer.gather(train_labels_alone(trainer, algorithm, self.steps, folder))[0]
-            if "test/accuracy" not in metrics:
+            bound = trainer.gather(train_labels_alone(trainer, algorithm, self.steps, folder))[0]
+            if "test/accuracy" not in bound:
                 _log.warning(
                     "the labels alone were not trained to the end: there is no bound/accuracy"
                 )
                 return
-            trainer.log_metrics({"bound/accuracy": metrics["test/accuracy"]})
-            self.choice = choose(
-                trainer, metrics.get("val/accuracy", 0.0), Path(folder, "checkpoints/last.ckpt")
-            )
-        accuracy, data = float(trainer.callback_metrics["test/accuracy"]), trainer.datamodule
-        self.verdict = verdict(
-            metrics["test/accuracy"], accuracy, len(data.test_labels), data.spec.noun
-        )
+            trainer.log_metrics({"bound/accuracy": bound["test/accuracy"]})
+            self._choose(trainer, algorithm, bound, Path(folder, "checkpoints/last.ckpt"))
+        self._compare(trainer)
 
     def on_fit_end(  # type: ignore[override]
         self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
     ) -> None:
-        """Print the comparison, the last line of the run."""
-        if self.verdict and trainer.enable_progress_bar and trainer.is_global_zero:
-            print(*filter(None, (self.choice, self.verdict)), sep="\n", flush=True)
+        """Print the comparison, the last lines of the run."""
+        if self.lines and trainer.enable_progress_bar and trainer.is_global_zero:
+            print(*self.lines, sep="\n", flush=True)
+
+    def _choose(
+        self,
+        trainer: FederatedTrainer,
+        algorithm: FederatedAlgorithm,
+        bound: dict[str, float],
+        labels_alone: Path,
+    ) -> None:
+        """Write the checkpoint that ``export`` takes, and say which model it has and why."""
+        measured, path = trainer.callback_metrics, FederatedCheckpoint.folder(trainer) / CHOSEN
+        count = len(trainer.datamodule.validation_labels)
+        pair = (float(measured["val/accuracy"]), bound["val/accuracy"]) if count else (0.0, 0.0)
+        gain, error = estimate_gain(*pair, count, self.expected_gain)
+        trainer.save_checkpoint(path, weights_only=True)
+        self.chosen, accuracy = type(algorithm).__name__, float(measured["test/accuracy"])
+        if gain <= 0:
+            self.chosen, accuracy = "Supervised", bound["test/accuracy"]
+            if trainer.is_global_zero:
+                shutil.copy(labels_alone, path)
+        trainer.log_metrics({"chosen/accuracy": accuracy})
+        model, other = ("the last model", "")
+        if gain <= 0:
+            model, other = ("the labels alone", " (--ckpt_path last takes the last model)")
+        noun = trainer.datamodule.spec.noun
+        self.lines.append(
+            f"export takes {model}: estimated gain by the clients' {noun}s "
+            f"{100 * gain:+.1f} points, standard error {100 * error:.1f}, of "
+            f"{100 * self.expected_gain:+.1f} expected and {count} validation {noun}s{other}"
+        )
+
+    def _compare(self, trainer: FederatedTrainer) -> None:
+        """Fit the simple classifiers, and say how all compare on the test samples."""
+        data, measured = trainer.datamodule, trainer.callback_metrics
+        answers = trainer.gather(simple_answers(data) if trainer.is_global_zero else [])[0]
+        most = majority_share(data.test_labels)
+        trainer.log_metrics({"simple/majority": most} | {a.key: a.accuracy for a in answers})
+        accuracy, alone = float(measured["test/accuracy"]), float(measured["bound/accuracy"])
+        noun, labels = data.spec.noun, len(data.local_data(sampling.SERVER, 1).labels)
+        self.lines.append(verdict(alone, accuracy, len(data.test_labels), noun))
+        if answers:
+            self.lines.append(simple_line(answers, most))
+        simple = [(answer.name, answer.accuracy) for answer in answers[:1]]
+        name, best = max([("labels alone", alone), *simple], key=itemgetter(1))
+        self.lines.append(
+            f"best on these {labels} labels: {name} {100 * best:.1f} %; with the clients' "
+            f"{noun}s {100 * accuracy:.1f} %"
+        )
+
+
+def simple_line(answers: Sequence[Answer], majority: float) -> str:
+    """What simple classifiers reach.
+
+    Args:
+        answers: The classifiers, the best one by cross-validation first; at least one.
+        majority: Share of the largest class among the test samples.
+    """
+    best, names = answers[0], [f"{a.name} {100 * a.accuracy:.1f} %" for a in answers]
+    return (
+        f"simple answers: {', '.join(names)}, always the largest class {100 * majority:.1f} % "
+        f"(cross-validation over the labels: {best.name} {100 * best.estimate:.0f} %, standard "
+        f"error {100 * best.error:.0f})"
+    )
 
 
 def verdict(bound: float, accuracy: float, images: int, noun: str) -> str:
@@ -128,40 +203,32 @@ def verdict(bound: float, accuracy: float, images: int, noun: str) -> str:
     )
 
 
-def choose(trainer: FederatedTrainer, bound: float, labels_alone: Path) -> str:
-    """Write the checkpoint that ``export`` takes; every rank must call it.
+EXPECTED_ERROR = 0.03
+"""How far the gain on new data is from the expected one: the standard deviation between tasks."""
+
+
+def estimate_gain(
+    accuracy: float, bound: float, count: int, expected: float
+) -> tuple[float, float]:
+    """The gain of the clients' samples: the expected one, corrected by what validation shows.
+
+    Both are weighted by their precision, so a few validation samples change little.
 
     Args:
-        trainer: The trainer of the run, with its last model.
-        bound: Validation accuracy of the labels alone.
-        labels_alone: The checkpoint of the labels alone.
+        accuracy: Validation accuracy with the clients' samples, from 0 to 1.
+        bound: That of the labels alone.
+        count: Validation samples; 0 for none.
+        expected: The gain on other data.
 
     Returns:
-        Which model is taken and why, in one line; empty if it is the last one of the run.
+        The estimate and its standard error.
     """
-    folder = FederatedCheckpoint.folder(trainer)
-    chosen, best = folder / CHOSEN, folder / "best.ckpt"
-    last = ours = float(trainer.callback_metrics.get("val/accuracy", math.inf))
-    trainer.save_checkpoint(chosen, weights_only=True)
-    if not trainer.is_global_zero or last == math.inf:
-        return ""
-    line = ""
-    highest = checkpoint_file.load(best)["metrics"]["val/accuracy"] if best.is_file() else 0.0
-    error = math.sqrt(highest * (1 - highest) / len(trainer.datamodule.validation_labels))
-    if highest - last > 2 * error:
-        shutil.copy(best, chosen)
-        ours, line = (
-            highest,
-            f"export takes the best model: val/accuracy {100 * highest:.1f} %, in the end "
-            f"{100 * last:.1f} %",
-        )
-    if bound > ours:
-        shutil.copy(labels_alone, chosen)
-        line = (
-            f"export takes the labels alone: val/accuracy {100 * bound:.1f} %, "
-            f"with the clients {100 * ours:.1f} %"
-        )
-    return line and f"{line} (--ckpt_path last takes the last model)"
+    if not count:
+        return expected, EXPECTED_ERROR
+    of_both = [accuracy_error(value, count) ** 2 for value in (accuracy, bound)]
+    measured, before = 1 / sum(of_both), 1 / EXPECTED_ERROR**2
+    gain = (measured * (accuracy - bound) + before * expected) / (measured + before)
+    return gain, 1 / math.sqrt(measured + before)
 
 
 def train_labels_alone(

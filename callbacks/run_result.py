@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks.labels_alone import LabelsAlone
 from lightning_fedssl.version import __version__
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ def summarize_run(
         "ckpt_path": trainer.ckpt_path and str(trainer.ckpt_path),
         "version": __version__,
         "privacy": trainer.privacy and trainer.privacy.describe(),
+        "chosen/method": next(
+            (c.chosen or None for c in trainer.callbacks if isinstance(c, LabelsAlone)), None
+        ),
         "metrics": {name: float(value) for name, value in sorted(values.items())},
     }
 

@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from sklearn.linear_model import LogisticRegression
 
 from lightning_fedssl.algorithms import FixMatch, Supervised
 from lightning_fedssl.callbacks import LabelsAlone
-from lightning_fedssl.callbacks.labels_alone import CHOSEN, choose, verdict
+from lightning_fedssl.callbacks.labels_alone import CHOSEN, EXPECTED_ERROR, estimate_gain, verdict
+from lightning_fedssl.callbacks.simple_classifiers import simple_answers
 from lightning_fedssl.cli import export
 from lightning_fedssl.models import CNN
-from lightning_fedssl.storage import checkpoint_file
+from lightning_fedssl.sampling import SERVER
 from lightning_fedssl.trainer import FederatedTrainer
 from tests.toy import ToyData, sgd
 
@@ -26,7 +27,7 @@ def method(**kwargs: Any) -> FixMatch:
 def run(folder: Path, rounds: int = 2, ckpt_path: Path | None = None, **kwargs: Any) -> FederatedTrainer:
     trainer = FederatedTrainer(
         max_rounds=rounds, clients_per_round=2, accelerator="cpu", devices=kwargs.pop("devices", 1),
-        callbacks=[LabelsAlone()], default_root_dir=folder,
+        callbacks=[kwargs.pop("callback", LabelsAlone())], default_root_dir=folder,
     )  # fmt: skip
     trainer.fit(method(**kwargs), ToyData(validation=0.2), ckpt_path)
     return trainer
@@ -52,7 +53,9 @@ def test_the_bound_is_supervised_training_with_the_servers_steps(
     assert result["metrics"]["bound/accuracy"] == expected
     described = json.loads((folder_of(trainer) / "checkpoints/model.json").read_text())
     assert described["metrics"]["bound/accuracy"] == expected
-    assert printed[-1] == verdict(expected, result["metrics"]["test/accuracy"], 60, "image")
+    accuracy = result["metrics"]["test/accuracy"]
+    assert verdict(expected, accuracy, 60, "image") in printed
+    assert printed[-1].endswith(f"with the clients' images {100 * accuracy:.1f} %")
 
 
 def test_a_resumed_run_and_two_ranks_have_the_same_bound(tmp_path: Path) -> None:
@@ -85,32 +88,48 @@ def test_the_verdict_says_which_is_better(bound: float, accuracy: float, expecte
 
 
 @pytest.mark.parametrize(
-    ("last", "best", "bound", "expected"),
+    ("accuracy", "bound", "count", "expected", "chosen"),
     [
-        (0.8, 0.85, 0.8, "last"),  # the best of many measurements on few images is chance
-        (0.3, 0.85, 0.8, "best"),  # a collapse
-        (0.8, 0.85, 0.81, "alone"),
-        (0.3, 0.85, 0.9, "alone"),
+        (0.9, 0.8, 0, -0.02, False),  # nothing known of this method
+        (0.0, 0.0, 0, 0.02, True),
+        (1.0, 0.0, 1, -0.02, False),  # one right sample is no evidence, also at 100 %
+        (0.0, 1.0, 1, 0.02, True),
+        (0.9, 0.8, 1000, -0.02, True),
+        (0.5, 0.8, 40, 0.02, False),  # a collapse
     ],
 )
-def test_the_chosen_model_is_the_last_one_unless_another_is_better(
-    tmp_path: Path, last: float, best: float, bound: float, expected: str
+def test_the_labels_alone_are_chosen_unless_a_gain_is_expected_or_shown(
+    accuracy: float, bound: float, count: int, expected: float, chosen: bool
 ) -> None:
-    trainer = run(tmp_path)
-    folder = folder_of(trainer) / "checkpoints"
-    for name, accuracy, rounds in (("best.ckpt", best, 7), ("alone.ckpt", bound, 8)):
-        content = checkpoint_file.load(folder / "last.ckpt")
-        content["metrics"]["val/accuracy"], content["round"] = accuracy, rounds
-        checkpoint_file.save(content, folder / name)
-    trainer.callback_metrics["val/accuracy"] = torch.tensor(last)
-    line = choose(trainer, bound, folder / "alone.ckpt")
-    assert checkpoint_file.load(folder / CHOSEN)["round"] == {"last": 2, "best": 7, "alone": 8}[expected]
-    assert expected in (line or "last")
+    gain, error = estimate_gain(accuracy, bound, count, expected)
+    assert (gain > 0) == chosen
+    assert 0 < error <= EXPECTED_ERROR
 
 
-def test_export_takes_the_chosen_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = folder_of(run(tmp_path)) / "checkpoints"
+@pytest.mark.parametrize("expected", [-0.5, 0.5])
+def test_the_chosen_model_is_exported_and_its_accuracy_reported(
+    tmp_path: Path, expected: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = run(tmp_path, callback=LabelsAlone(expected_gain=expected))
+    result = json.loads((folder_of(trainer) / "result.json").read_text())
+    method, of = ("FixMatch", "test") if expected > 0 else ("Supervised", "bound")
+    assert result["chosen/method"] == method
+    assert result["metrics"]["chosen/accuracy"] == result["metrics"][f"{of}/accuracy"]
     assert export.main(["--default_root_dir", str(tmp_path), "--output", str(tmp_path / "out")]) == 0
     assert export.main(["--default_root_dir", str(tmp_path), "--output", str(tmp_path), "--ckpt_path", "last"]) == 0
     read = [line for line in capsys.readouterr().out.splitlines() if line.startswith("read: ")]
-    assert read == [f"read: {folder / CHOSEN}, Supervised, round 2", f"read: {folder / 'last.ckpt'}, FixMatch, round 2"]
+    folder = folder_of(trainer) / "checkpoints"
+    assert read == [f"read: {folder / CHOSEN}, {method}, round 2", f"read: {folder / 'last.ckpt'}, FixMatch, round 2"]
+
+
+def test_simple_classifiers_are_fitted_to_the_servers_labels_and_ordered_by_them(tmp_path: Path) -> None:
+    data = ToyData(num_labels=20, validation=0)
+    data.setup()
+    answers = simple_answers(data)
+    assert {a.name for a in answers} == {"logistic regression", "extra trees"}
+    assert [a.estimate for a in answers] == sorted((a.estimate for a in answers), reverse=True)
+    own = data.local_data(SERVER, 1)
+    x, y = next(data.evaluation_batches("test"))
+    fitted = LogisticRegression(max_iter=200).fit(own.plain(own.labeled).flatten(1), own.labels)
+    expected = fitted.score(x.flatten(1), y)
+    assert {a.key: a.accuracy for a in answers}["simple/logistic_regression"] == pytest.approx(expected)

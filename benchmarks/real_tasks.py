@@ -1,0 +1,235 @@
+"""Runs the presets for own data on real tasks and writes a row for each run; a row that is there is not run again.
+
+A task is a data set, 3, 10 or 50 labels of each class at the server, the rest without labels at 6 clients that are
+alike or skewed (Dirichlet, alpha 0.3), and a seed, which draws test samples, labels and clients. Natural groups, where
+the data have some, are the skewed clients. Settings are chosen on the development tasks; the judging tasks are for them
+as committed.
+
+    python benchmarks/real_tasks.py --wheels wheels --root data --part development --output development.csv
+    python benchmarks/real_tasks.py --wheels wheels --root data --part judging --candidates preset --output judging.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lightning_fedssl import Experiment
+from lightning_fedssl.callbacks import LabelsAlone
+from real_candidates import CANDIDATES
+from real_data import Array, Pool, cells, lite0_weights, named, series, table
+
+TEST, UNLABELED, CLIENTS, ALPHA = 500, 600, 6, 0.3
+"""At most so many test samples, and samples of the clients; clients; the skew of their classes."""
+
+DEVELOPMENT = {
+    "tables": (
+        "australian", "bands", "breast", "chess", "contraceptive", "german", "heart", "ionosphere", "led7digit",
+        "letter", "magic", "movement_libras", "segment", "spambase", "splice", "vowel",
+    ),
+    "series": ("ArrowHead", "GunPoint", "ItalyPowerDemand", "JapaneseVowels"),
+    "images": ("mono", "cifar10"),
+}  # fmt: skip
+JUDGING = {
+    "tables": (
+        "optdigits", "penbased", "phoneme", "pima", "saheart", "satimage", "sonar", "texture", "tic-tac-toe",
+        "vehicle", "wdbc", "wine", "wisconsin",
+    ),
+    "series": ("OSULeaf", "ACSF1", "BasicMotions", "PickupGestureWiimoteZ", "PLAID"),
+    "images": ("poly",),
+}  # fmt: skip
+PARTS = {"development": DEVELOPMENT, "judging": JUDGING}
+PER_CLASS = (3, 10, 50)
+COLUMNS = (
+    "task", "per_class", "clients", "seed", "candidate", "kind", "labels", "tests", "bound", "with_clients", "chosen",
+    "method", "logistic_regression", "extra_trees", "random_kernels", "majority", "seconds",
+)  # fmt: skip
+
+
+class Run(NamedTuple):
+    """One row: a task, a seed and a candidate."""
+
+    task: str
+    per_class: int
+    clients: str
+    seed: int
+    candidate: str
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The values as they are in the file."""
+        return tuple(map(str, self))
+
+
+def reader(kind: str, name: str, wheels: Path, root: Path) -> Callable[[], Pool]:
+    """The function that reads a data set.
+
+    Args:
+        kind: ``tables``, ``series`` or ``images``.
+        name: Of the data set.
+        wheels: The folder of wheels.
+        root: The folder of the data sets with a name.
+    """
+    if name == "cifar10":
+        return partial(named, root, name)
+    return partial({"tables": table, "series": series, "images": cells}[kind], wheels, name)
+
+
+def federation(pool: Pool, per_class: int, skewed: bool, seed: int) -> dict[str, Array] | None:
+    """The arrays of a task, of which a training sample without a label has label -1.
+
+    Args:
+        pool: The data set.
+        per_class: Labels of each class.
+        skewed: Whether clients hold different mixtures of classes.
+        seed: Of all draws.
+
+    Returns:
+        None if a class would keep fewer samples without a label than with one.
+    """
+    rng = np.random.default_rng([seed, zlib.crc32(pool.samples[:10].tobytes())])
+    test, rest = _test_and_rest(pool.labels, rng)
+    own = [rest[pool.labels[rest] == label][:per_class] for label in range(pool.labels.max() + 1)]
+    if any(2 * per_class > np.sum(pool.labels[rest] == label) for label in range(len(own))):
+        return None
+    server = np.concatenate(own)
+    unlabeled = np.setdiff1d(rest, server, assume_unique=True)[:UNLABELED]
+    train = np.concatenate([server, unlabeled])
+    labels = np.concatenate([pool.labels[server], np.full(len(unlabeled), -1)])
+    if skewed and pool.groups is not None:
+        owners = np.unique(pool.groups[train], return_inverse=True)[1]
+    else:
+        drawn = _skewed(pool.labels[unlabeled], rng) if skewed else rng.permutation(len(unlabeled)) % CLIENTS
+        owners = np.concatenate([np.arange(len(server)) % CLIENTS, drawn])  # the server's labels belong to no client
+    return {
+        "train": pool.samples[train], "train_labels": labels, "client_ids": owners, "test": pool.samples[test],
+        "test_labels": pool.labels[test],
+    }  # fmt: skip
+
+
+def _test_and_rest(labels: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    """A third of each class, at most so many that there are ``TEST`` in all; and the others, in a random order."""
+    share = min(1 / 3, TEST / len(labels))
+    order = rng.permutation(len(labels))
+    is_test = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        of_class = order[labels[order] == label]
+        is_test[of_class[: int(share * len(of_class))]] = True
+    return order[is_test[order]], order[~is_test[order]]
+
+
+def _skewed(labels: Array, rng: np.random.Generator) -> Array:
+    """A client for each sample; redrawn until each client has five."""
+    while True:
+        owners = np.empty(len(labels), dtype=np.int64)
+        for label in np.unique(labels):
+            of_class = np.flatnonzero(labels == label)
+            owners[of_class] = rng.choice(CLIENTS, size=len(of_class), p=rng.dirichlet(np.full(CLIENTS, ALPHA)))
+        if np.bincount(owners, minlength=CLIENTS).min() >= min(5, len(labels) // (2 * CLIENTS)):
+            return owners
+
+
+def train(kind: str, arrays: dict[str, Array], run: Run, lite0: Path) -> dict[str, Any]:
+    """Train a candidate; the row's values by column.
+
+    Args:
+        kind: ``tables``, ``series`` or ``images``.
+        arrays: The task.
+        run: Seed and candidate.
+        lite0: The file of the pretrained network.
+    """
+    preset, overrides = CANDIDATES[kind][run.candidate]
+    started = time.process_time()
+    with TemporaryDirectory() as folder:
+        np.savez(Path(folder, "task.npz"), **arrays)  # type: ignore[arg-type]
+        keys = {
+            "seed_everything": run.seed, "data.dataset": str(Path(folder, "task.npz")), "trainer.devices": 1,
+            "data.num_clients": int(arrays["client_ids"].max()) + 1, "data.num_labels": "all",
+            "data.partition": "NaturalClients", "trainer.enable_progress_bar": False,
+            "trainer.default_root_dir": folder,
+        }  # fmt: skip
+        given = {key: str(lite0) if value == "LITE0" else value for key, value in overrides.items()}
+        trainer, model, data = Experiment.from_config(preset, keys, given)
+        trainer.fit(model, data)
+        found = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    method = next(c.chosen for c in trainer.callbacks if isinstance(c, LabelsAlone))
+    measured = {
+        "bound": "bound/accuracy", "with_clients": "test/accuracy", "chosen": "chosen/accuracy",
+        "logistic_regression": "simple/logistic_regression", "extra_trees": "simple/extra_trees",
+        "random_kernels": "simple/random_kernels", "majority": "simple/majority",
+    }  # fmt: skip
+    values = {column: f"{100 * found.get(name, math.nan):.1f}" for column, name in measured.items()}
+    counts = {"labels": int((arrays["train_labels"] >= 0).sum()), "tests": len(arrays["test_labels"])}
+    seconds = round(time.process_time() - started, 1)
+    return {"kind": kind, "method": method, **counts, **values, "seconds": seconds}
+
+
+def wanted(options: argparse.Namespace) -> Iterator[tuple[str, Run]]:
+    """The runs that are asked for, with their kinds: seed by seed, so that an early end leaves whole seeds."""
+    for seed, (kind, names) in product(options.seeds, PARTS[options.part].items()):
+        if kind not in options.kinds:
+            continue
+        chosen = [name for name in names if options.tasks is None or name in options.tasks]
+        for name, count, clients in product(chosen, options.per_class, ("alike", "skewed")):
+            for candidate in options.candidates or CANDIDATES[kind]:
+                if candidate in CANDIDATES[kind]:
+                    yield kind, Run(name, count, clients, seed, candidate)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what is asked for and not yet in the file."""
+    options = parser().parse_args(arguments)
+    options.output.touch()
+    with options.output.open(newline="") as file:
+        done = {tuple(row[: len(Run._fields)]) for row in csv.reader(file)}
+    lite0 = options.wheels / "lite0.safetensors"
+    if not lite0.is_file():
+        lite0_weights(options.wheels, lite0)
+    if not done:
+        _append(options.output, COLUMNS)
+    shard, shards = map(int, options.shard.split("/"))
+    pools: dict[str, Pool] = {}
+    for kind, run in wanted(options):
+        if run.key in done or zlib.crc32(run.task.encode()) % shards != shard:
+            continue
+        pool = pools.setdefault(run.task, reader(kind, run.task, options.wheels, options.root)())
+        arrays = federation(pool, run.per_class, run.clients == "skewed", run.seed)
+        if arrays is not None:
+            values = {**run._asdict(), **train(kind, arrays, run, lite0)}
+            _append(options.output, [values[column] for column in COLUMNS])
+
+
+def _append(path: Path, row: Sequence[Any]) -> None:
+    with path.open("a", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerow(row)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--wheels", type=Path, required=True, help="folder of pip download")
+    made.add_argument("--root", type=Path, default=Path("data"), help="folder of CIFAR-10, as torchvision lays it out")
+    made.add_argument("--part", choices=PARTS, required=True)
+    made.add_argument("--output", type=Path, required=True, help="the CSV file that rows are appended to")
+    made.add_argument("--kinds", nargs="+", default=["tables", "series", "images"])
+    made.add_argument("--tasks", nargs="+")
+    made.add_argument("--per_class", nargs="+", type=int, default=PER_CLASS)
+    made.add_argument("--seeds", nargs="+", type=int, default=range(5))
+    made.add_argument("--candidates", nargs="+")
+    made.add_argument("--shard", default="0/1", help="this process of so many, by data set: 0/2 and 1/2")
+    return made
+
+
+if __name__ == "__main__":
+    main()

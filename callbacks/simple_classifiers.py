@@ -1,0 +1,125 @@
+"""What simple classifiers make of the server's labels alone: the answers that a federation has to
+beat.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_fedssl import sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lightning_fedssl.data import FederatedDataModule
+
+Array = NDArray[Any]
+
+MOST_VALUES = 2_000_000
+"""Labelled samples times values of a sample up to which simple classifiers are fitted."""
+
+FOLDS = 5
+"""Parts of the cross-validation; with fewer labels of a class, one label of each class at a
+time."""
+
+
+class Answer(NamedTuple):
+    """A simple classifier on the labels.
+
+    Attributes:
+        name: What it is called.
+        estimate: Its accuracy in a stratified cross-validation over the labels, from 0 to 1.
+        error: The standard error of the estimate.
+        accuracy: Its accuracy on the test samples, fitted on all labels.
+    """
+
+    name: str
+    estimate: float
+    error: float
+    accuracy: float
+
+    @property
+    def key(self) -> str:
+        """The name of its scalar in a run's result."""
+        return f"simple/{self.name.replace(' ', '_')}"
+
+
+def simple_answers(data: FederatedDataModule) -> list[Answer]:
+    """Fits logistic regression and extra trees to the server's labels.
+
+    Args:
+        data: The data of a run, set up, with labels at the server.
+
+    Returns:
+        The best one by cross-validation first; test samples play no part in the order. None for
+        more than :data:`MOST_VALUES` numbers, or if a class has less than two labels.
+    """
+    own = data.local_data(sampling.SERVER, 1)
+    labels = own.labels.cpu().numpy()
+    smallest = np.bincount(labels, minlength=data.num_classes).min(initial=len(labels))
+    if smallest < 2 or len(labels) * own.images[0].numel() > MOST_VALUES:
+        return []
+    samples = _rows(own.plain(own.labeled))
+    batches = list(data.evaluation_batches("test"))
+    test = np.concatenate([_rows(x) for x, _ in batches])
+    truth = np.concatenate([y.cpu().numpy() for _, y in batches])
+    answers = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # separable classes: the weights need not converge
+        for name, classifier in _classifiers().items():
+            right = _cross_validated(classifier, samples, labels, min(FOLDS, int(smallest)))
+            accuracy = float(classifier.fit(samples, labels).score(test, truth))
+            answers.append(
+                Answer(
+                    name, float(right.mean()), accuracy_error(right.mean(), len(right)), accuracy
+                )
+            )
+    return sorted(answers, key=lambda answer: -answer.estimate)
+
+
+def majority_share(labels: Tensor) -> float:
+    """The share of the largest class: the accuracy of always giving the same answer.
+
+    Args:
+        labels: Class numbers ``(n,)``.
+    """
+    return float(labels.bincount().max() / len(labels))
+
+
+def accuracy_error(accuracy: float, count: int) -> float:
+    """The standard error of a measured accuracy; of two more samples, one right and one wrong, so
+    that it is not 0 where all are right.
+
+    Args:
+        accuracy: From 0 to 1.
+        count: Samples, at least 1.
+    """
+    share = (accuracy * count + 1) / (count + 2)
+    return math.sqrt(share * (1 - share) / count)
+
+
+def _classifiers() -> dict[str, Any]:
+    from sklearn.ensemble import ExtraTreesClassifier
+    from sklearn.linear_model import LogisticRegression
+
+    return {
+        "logistic regression": LogisticRegression(max_iter=200),
+        "extra trees": ExtraTreesClassifier(100, random_state=0),
+    }
+
+
+def _cross_validated(classifier: Any, samples: Array, labels: Array, folds: int) -> Array:
+    """Whether each label is predicted by a classifier that was fitted without it: ``(n,)``."""
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+
+    parts = StratifiedKFold(folds, shuffle=True, random_state=0)
+    return np.asarray(cross_val_predict(classifier, samples, labels, cv=parts) == labels)
+
+
+def _rows(samples: Tensor) -> Array:
+    return samples.flatten(1).float().cpu().numpy()
