@@ -3,47 +3,87 @@
 The classes of the package can be imported from here::
 
     from lightning_fedssl import MLP, FederatedDataModule, FederatedTrainer, SemiFL
+
+A class is imported when it is first asked for, because PyTorch and Lightning take seconds.
 """
 
 from __future__ import annotations
 
-from lightning_fedssl import algorithms, callbacks, data, models, trainer
-from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.algorithms import *
-from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import *
-from lightning_fedssl.cli.experiment import Experiment
-from lightning_fedssl.data import *
-from lightning_fedssl.models import *
-from lightning_fedssl.schedules import Constant, Cosine, FractionalCosine, Schedule
-from lightning_fedssl.system import (
-    Availability,
-    Device,
-    DiurnalDropout,
-    RandomDropout,
-    SystemModel,
-    UnevenDropout,
-)
-from lightning_fedssl.trainer import *
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from lightning_fedssl.version import __version__ as __version__
 
-__all__ = [
-    "Availability",
-    "Constant",
-    "Cosine",
-    "Device",
-    "DiurnalDropout",
-    "Experiment",
-    "FederatedAlgorithm",
-    "FederatedCallback",
-    "FractionalCosine",
-    "RandomDropout",
-    "Schedule",
-    "SystemModel",
-    "UnevenDropout",
-]
-__all__ += algorithms.__all__
-__all__ += callbacks.__all__
-__all__ += data.__all__
-__all__ += models.__all__
-__all__ += trainer.__all__
+if TYPE_CHECKING:
+    from lightning_fedssl.algorithm import FederatedAlgorithm as FederatedAlgorithm
+    from lightning_fedssl.algorithms import *
+    from lightning_fedssl.callback import FederatedCallback as FederatedCallback
+    from lightning_fedssl.callbacks import *
+    from lightning_fedssl.cli.experiment import Experiment as Experiment
+    from lightning_fedssl.data import *
+    from lightning_fedssl.models import *
+    from lightning_fedssl.schedules import Constant as Constant
+    from lightning_fedssl.schedules import Cosine as Cosine
+    from lightning_fedssl.schedules import FractionalCosine as FractionalCosine
+    from lightning_fedssl.schedules import Schedule as Schedule
+    from lightning_fedssl.system import Availability as Availability
+    from lightning_fedssl.system import Device as Device
+    from lightning_fedssl.system import DiurnalDropout as DiurnalDropout
+    from lightning_fedssl.system import RandomDropout as RandomDropout
+    from lightning_fedssl.system import SystemModel as SystemModel
+    from lightning_fedssl.system import UnevenDropout as UnevenDropout
+    from lightning_fedssl.trainer import *
+
+_MODULES = {
+    "algorithm": "FederatedAlgorithm",
+    "algorithms": """
+        CBAFed DataSharing EASGD FL2 FedAvg FedDB FedMatch FedRGD FedSHVR FedSwitch FedSwitchSL
+        FixMatch MeanTeacher OverlapSGD PseudoLabel RSCFed SAGE SemiFL SemiSFL Supervised UDA
+    """,
+    "callback": "FederatedCallback",
+    "callbacks": """
+        ClientEvaluation ClientHeatMaps CollapseDetector CommunicationLedger Dashboard
+        EMATeacher FederatedCheckpoint GlobalUpdateFrequency GradientDiversity GroupQuality
+        LabelsAlone LocalSteps LossLandscape MetricMatrices ParticipationPlot PseudoLabelGallery
+        PseudoLabelQuality RoundProgress RunResult StageLosses StaticBatchNorm StopAtEquilibrium
+        SystemClock
+    """,
+    "cli.experiment": "Experiment",
+    "data": """
+        Arrays BatchView BreastCancer ClassMismatch ClassSkew ClientDirichlet ClientTypes
+        Columns Compose DataSource Datasets Dirichlet FeatureMask FederatedDataModule
+        FederatedSplit FromFile FromLightning FullyLabeledClients GaussianNoise Iid ImageFolder
+        ImageList ImageTable LabeledClasses LoadedData LocalData NaturalClients PairedDirichlet
+        Partition PerSample Pooled Scaling Shards Signals SiteFolders SplitRequest Stratified
+        Table TimeMask Views Visits
+    """,
+    "models": """
+        AlexNet CNN CNN13 EMNISTCNN MLP Network NetworkFactory NormKind ResNet18 ResNet8 ResNet9
+        SVHNCNN SignalCNN StaticBatchNorm2d TimmLoRA VGG11 VGG16 WideResNet build_network
+        make_norm
+    """,
+    "schedules": "Constant Cosine FractionalCosine Schedule",
+    "system": "Availability Device DiurnalDropout RandomDropout SystemModel UnevenDropout",
+    "trainer": """
+        ALIE Aggregator Attack CentralDP FederatedTrainer GaussianUpdate GeometricMedian Krum
+        LabelFlip Median MultiKrum PseudoLabelPoison ScaledUpdate SignFlip TrimmedMean
+    """,
+}
+"""Where the classes come from."""
+
+_PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+__all__ = [*_PLACES]
+
+
+def __getattr__(name: str) -> Any:
+    """A class, or a folder of the package."""
+    if name in _PLACES:
+        return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

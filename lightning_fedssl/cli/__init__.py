@@ -2,7 +2,20 @@
 own.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from lightning_fedssl.cli.entry import main
-from lightning_fedssl.cli.lightning_cli import FederatedCLI
+
+if TYPE_CHECKING:
+    from lightning_fedssl.cli.lightning_cli import FederatedCLI
 
 __all__ = ["FederatedCLI", "main"]
+
+
+def __getattr__(name: str) -> Any:
+    """The class that imports Lightning, which ``--help`` does without."""
+    if name != "FederatedCLI":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from lightning_fedssl.cli.lightning_cli import FederatedCLI
+
+    return FederatedCLI

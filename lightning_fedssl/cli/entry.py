@@ -12,19 +12,17 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-
-from lightning_fedssl.cli import listing
-from lightning_fedssl.cli.lightning_cli import COMMANDS, SCRIPTS, FederatedCLI
+from lightning_fedssl.cli.commands import LISTS, SCRIPTS, TRAINER, help_text
 from lightning_fedssl.cli.log_output import is_first_on_machine, show_log
-from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.version import __version__
+
+if TYPE_CHECKING:
+    from lightning_fedssl.data.datamodule import FederatedDataModule
 
 READS_CHECKPOINTS = ("validate", "test", "predict")
 """Commands that take the configuration of a checkpoint's run folder if none is named."""
-
-_USER_ERRORS = (ValueError, ModuleNotFoundError, MisconfigurationException)
 
 
 def main(
@@ -48,7 +46,7 @@ def main(
         ``FEDSSL_TRACEBACK=1`` prints the traceback of the error.
 
     Raises:
-        SystemExit: With code 2 if the arguments are wrong, with 0 after ``--help`` or
+        SystemExit: With code 2 if the arguments are wrong, with 0 after a command's ``--help`` or
             ``--print_config``.
     """
     show_log()
@@ -75,14 +73,19 @@ def _run(
 ) -> int:
     """Run a command; ``own`` says that the arguments are those of the process."""
     command = arguments[0] if arguments else "--help"
-    known = [*COMMANDS, *SCRIPTS, *listing.COMMANDS]
+    if command in ("-h", "--help", "--version"):
+        text = f"lightning-fedssl {__version__}\n" if command == "--version" else help_text()
+        sys.stdout.write(text)
+        return 0
+    known = [*TRAINER, *SCRIPTS, *LISTS]
     if command not in known and not command.startswith("-"):
         close = difflib.get_close_matches(command, known, n=1)
         raise ValueError(
             f"there is no command {command}; did you mean "
             f"{close[0] if close else ', '.join(known)}?"
         )
-    if command in listing.COMMANDS:
+    if command in LISTS:
+        listing = import_module("lightning_fedssl.cli.listing")
         sys.stdout.write(listing.show(command))
         return 0
     if command in READS_CHECKPOINTS and (saved := _config_of_run(arguments)):
@@ -99,6 +102,8 @@ def _run(
         arguments, own = ["fit", "--config", "semifl_digits.yaml"], False
     if not own:  # Lightning would advise against arguments that are not those of the process
         warnings.filterwarnings("ignore", ".*args parameter is intended to run from within Python")
+    from lightning_fedssl.cli.lightning_cli import FederatedCLI
+
     FederatedCLI(None if own else arguments, **given)
     return 0
 
@@ -122,11 +127,13 @@ def _message(error: BaseException) -> str | None:
     """
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    fixable = isinstance(error, (ValueError, ModuleNotFoundError, OSError))
     modules = [
         str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__)
     ]
     raised_here = modules and modules[-1].partition(".")[0] in ("lightning_fedssl", "lightning")
-    return str(error) if isinstance(error, (*_USER_ERRORS, OSError)) and raised_here else None
+    fixable = fixable or type(error).__name__ == "MisconfigurationException"  # Lightning's
+    return str(error) if fixable and raised_here else None
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -17,34 +17,12 @@ from lightning.pytorch.cli import (
 )
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.cli import listing
+from lightning_fedssl.cli import commands, public  # noqa: F401  a name is found once its class is imported
 from lightning_fedssl.cli.parser import ConfigFile, Parser
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.distributed.cpu_ranks import may_use_all_cores
 from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.version import __version__
-
-COMMANDS = ("fit", "validate", "test", "predict")
-"""The commands that run a trainer."""
-
-SCRIPTS = {
-    "compare": "run many configurations over seeds on the same partitions; tables and plots",
-    "partition": "draw the partition of the images, and show it, without training",
-    "privacy": "print what clients send, whether differential privacy covers it, and what epsilon "
-    "costs",
-    "export": "write a checkpoint's network as safetensors, torch.export, ONNX or a folder for a "
-    "model hub",
-    "deploy": "write a Flower app that trains a configuration on machines of their own",
-    "new": "write a method of your own to start from, with a configuration and tests",
-}
-"""The commands that have a module of their own."""
-
-_EPILOG = f"""\
-Further commands: {"; ".join(f"{name}: {about}" for name, about in SCRIPTS.items())}.
-Lists of what the package has: {", ".join(listing.COMMANDS)}.
-Files and options are applied in their order. Each key can also come from the environment, with the
-lowest precedence: FEDSSL_FIT__TRAINER__MAX_ROUNDS is --trainer.max_rounds of fit.
-"""
 
 
 class SaveConfig(SaveConfigCallback):
@@ -98,7 +76,7 @@ class FederatedCLI(LightningCLI):
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """The commands, and the arguments of their methods that the CLI passes itself."""
-        return {command: {"model", "datamodule"} for command in COMMANDS}
+        return {command: {"model", "datamodule"} for command in commands.TRAINER}
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """A parser for the program or one command. Abbreviations are off, because a typo could set
@@ -106,9 +84,8 @@ class FederatedCLI(LightningCLI):
         """
         settings: dict[str, Any] = {
             "prog": "lightning-fedssl",
-            "description": "Federated semi-supervised learning: a server and many clients with "
-            "few labels.",
-            "epilog": _EPILOG,
+            "description": commands.ABOUT,
+            "epilog": commands.PRECEDENCE,
             "version": __version__,
             "dump_header": [f"lightning-fedssl {__version__}"],
             "allow_abbrev": False,

@@ -45,8 +45,6 @@ def test_fit_alone_takes_the_configuration_of_the_package(folder: Path, monkeypa
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--help"], ["fit", "compare", "methods"]),
-        (["--version"], ["lightning-fedssl 0."]),
         (["fit", "--help"], ["--trainer.clients_per_round", "Clients drawn in a round", "FEDSSL_FIT__TRAINER"]),
         (["fit", "--data.partition.help", "Dirichlet"], ["alpha"]),
         (["fit", "--model.help", "SemiFL"], ["threshold", "the confidence from which"]),
@@ -59,6 +57,24 @@ def test_the_help_names_commands_and_keys(
         main(arguments)
     printed = capsys.readouterr().out
     assert all(word in printed for word in words)
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("--help", ["fit", "compare", "methods", "FEDSSL_FIT__"]),
+        ("--version", ["lightning-fedssl 0."]),
+        ("comapre", ["there is no command comapre; did you mean compare?"]),
+    ],
+)
+def test_help_and_a_mistyped_command_import_neither_pytorch_nor_lightning(argument: str, words: list[str]) -> None:
+    code = (
+        "import sys; from lightning_fedssl.cli import main; main(sys.argv[1:]); "
+        "assert not {'torch', 'lightning'} & {*sys.modules}"
+    )
+    result = subprocess.run([sys.executable, "-c", code, argument], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert all(word in result.stdout + result.stderr for word in words)
 
 
 def test_ctrl_c_outside_a_round_ends_with_130(
