@@ -44,6 +44,8 @@ from lightning_fedssl.schedules import Constant, Schedule
 from lightning_fedssl.state import Batch, ClientStore, ClientUpdate, ServerState, is_local
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from lightning_fedssl.data.datamodule import FederatedDataModule
     from lightning_fedssl.trainer.federation import Federation
 
@@ -366,6 +368,43 @@ class FederatedAlgorithm(LightningModule):
         fit the user's class.
         """
         return self.network
+
+    @classmethod
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: Any,
+        map_location: Any = None,
+        hparams_file: Any = None,
+        strict: bool | None = None,
+        weights_only: bool | None = True,
+        trust: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> Self:
+        """The trained method of a checkpoint.
+
+        The file may be somebody else's: only classes of this package, torch, torchvision, timm and
+        peft are built.
+
+        Args:
+            checkpoint_path: The file.
+            map_location: Where the tensors are put.
+            hparams_file: Unused, since the checkpoint has the arguments.
+            strict: Whether the weights must be exactly those of the network.
+            weights_only: As Lightning's; True reads no pickled objects.
+            trust: Names of modules of which the file may name any class or function, such as
+                ``["my_networks"]``.
+            **kwargs: Arguments of the method, in place of those in the file.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ValueError: If the file is damaged, or a class that it names is not trusted.
+        """
+        from lightning_fedssl.export import arguments_in
+
+        saved = arguments_in(Path(checkpoint_path), trust, left_out=kwargs)
+        return super().load_from_checkpoint(
+            checkpoint_path, map_location, None, strict, True, **saved, **kwargs
+        )
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Complete the evaluated model, which Lightning's ``load_from_checkpoint`` loads.

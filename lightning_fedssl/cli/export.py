@@ -16,8 +16,8 @@ from lightning_fedssl.export.description import dtype_of
 from lightning_fedssl.storage import checkpoint_file
 
 DESCRIPTION = """\
-Writes the trained network of a checkpoint; no data are needed. Export only a checkpoint that you
-trust: it names the class of the network, and that class is imported.
+Writes the trained network of a checkpoint; no data are needed. Only classes of this package,
+torch, torchvision, timm and peft are built; your own where --trust names their module.
 
   lightning-fedssl export --config semifl_digits.yaml --ckpt_path best --format hub \\
       --output my_model
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     checkpoint = checkpoint_file.find(options.ckpt_path or "best", Path(root))
     chosen = checkpoint.with_name(CHOSEN)
     checkpoint = chosen if options.ckpt_path is None and chosen.is_file() else checkpoint
-    network, description = network_of(checkpoint)
+    network, description = network_of(checkpoint, options.trust)
     folder = Path(options.output or checkpoint.parent.parent / "export")
     print(
         f"read: {checkpoint}, {description['algorithm'].rpartition('.')[2]}, round "
@@ -108,6 +108,12 @@ def parser() -> Parser:
         type=str | None,
         default=None,
         help="Folder to search for best and last.",
+    )
+    made.add_argument(
+        "--trust",
+        nargs="+",
+        default=[],
+        help="Modules of your own whose classes and functions the checkpoint may name.",
     )
     made.add_argument("--trainer", type=dict[str, Any] | None, default=None, help=argparse.SUPPRESS)
     for unread in ("seed_everything", "model", "data"):

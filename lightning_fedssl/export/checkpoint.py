@@ -1,27 +1,74 @@
-"""The trained network of a checkpoint."""
+"""The method's arguments in a checkpoint, and its trained network."""
 
 from __future__ import annotations
 
-from importlib import import_module
+import inspect
+from collections.abc import Container, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.export.description import Description
+from lightning_fedssl.export.named_value import imported, named_values, object_of
 from lightning_fedssl.storage import checkpoint_file
 
 
-def network_of(path: Path) -> tuple[nn.Module, Description]:
+def named_arguments(algorithm: FederatedAlgorithm) -> dict[str, Any]:
+    """A method's arguments as plain values: ``hyper_parameters`` of its checkpoints.
+
+    Args:
+        algorithm: The method, built for its data.
+    """
+    # The checkpoint has the weights, so the file that they started from need not exist any more.
+    # Inference needs no optimizer, so functions that make one are left out.
+    given = {
+        name: value
+        for name, value in algorithm.hparams.items()
+        if not name.startswith("_")
+        and name not in ("init_from", "init_except")
+        and (
+            name == "network"
+            or not inspect.isroutine(value.func if isinstance(value, partial) else value)
+        )
+    }
+    sizes = {"num_classes": algorithm.num_classes, "in_shape": list(algorithm.in_shape or ())}
+    return {**named_values(given), **sizes}
+
+
+def arguments_in(
+    path: Path, trust: Sequence[str] = (), left_out: Container[str] = ()
+) -> dict[str, Any]:
+    """The arguments that :func:`named_arguments` wrote into a checkpoint, as objects.
+
+    Args:
+        path: The checkpoint.
+        trust: See :func:`network_of`.
+        left_out: Names of arguments that are not made.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is damaged, or names a class that is not trusted.
+    """
+    saved = checkpoint_file.load(path)["hyper_parameters"]
+    return {name: object_of(value, trust) for name, value in saved.items() if name not in left_out}
+
+
+def network_of(path: Path, trust: Sequence[str] = ()) -> tuple[nn.Module, Description]:
     """The trained network of a checkpoint, in evaluation mode, and its description.
 
     Args:
         path: The checkpoint.
+        trust: Names of modules of which the checkpoint may name any class or function; without
+            them, only those of this package, torch, torchvision, timm and peft are built.
 
     Raises:
         FileNotFoundError: If there is no such file.
         ValueError: If the file is damaged, has weights that are not finite, or was written by an
-            earlier version; if its method or its network cannot be imported by name.
+            earlier version; if its method or its network cannot be imported by name, or is not
+            trusted.
     """
     description: Description | None = checkpoint_file.load(path).get("model")
     if description is None or description["network"]["class_path"] is None:
@@ -31,16 +78,11 @@ def network_of(path: Path) -> tuple[nn.Module, Description]:
             "was built before the run), or an earlier version wrote the file; use the "
             "model.safetensors that fit wrote"
         )
-    module, _, name = description["algorithm"].rpartition(".")
-    try:
-        algorithm = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"ckpt_path: the checkpoint's method {module}.{name} cannot be imported: {error}"
-        ) from error
+    algorithm = imported(description["algorithm"], (FederatedAlgorithm,), trust)
     if not (isinstance(algorithm, type) and issubclass(algorithm, FederatedAlgorithm)):
         raise ValueError(
-            f"ckpt_path: {module}.{name}, which the checkpoint names as its method, is none"
+            f"ckpt_path: {description['algorithm']}, which the checkpoint names as its method, is "
+            "none"
         )
-    model = algorithm.load_from_checkpoint(path, map_location="cpu", weights_only=True)
+    model = algorithm.load_from_checkpoint(path, map_location="cpu", trust=trust)
     return model.configured_network().eval(), description

@@ -126,8 +126,6 @@ def _describe_network(algorithm: FederatedAlgorithm, data: FederatedDataModule) 
             "class_path": None,
             "init_args": named_values(getattr(algorithm.network, "hparams", {})),
         }
-    if isinstance(named, str):
-        named = {"class_path": named, "init_args": {}}
     return {
         "class_path": named["class_path"],
         "init_args": named.get("init_args") or {},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 from lightning_fedssl.export.description import Description, dtype_of
+from lightning_fedssl.export.named_value import object_of
 from lightning_fedssl.models import build_network
 from lightning_fedssl.storage.files import write_synced
 
@@ -62,20 +64,26 @@ def save_model(network: nn.Module, description: Description, folder: Path) -> No
     )
 
 
-def load_network(folder: str | Path) -> tuple[nn.Module, Description]:
+def load_network(folder: str | Path, trust: Sequence[str] = ()) -> tuple[nn.Module, Description]:
     """The network of ``model.safetensors`` and ``model.json`` in a folder, in evaluation mode, and
     the description.
 
+    The folder may be somebody else's: only networks of this package, torch, torchvision, timm and
+    peft are built.
+
     Args:
         folder: The folder, for example ``lightning_logs/version_0/checkpoints``.
+        trust: Names of modules of which the file may name any class or function, such as
+            ``["my_networks"]``.
 
     Raises:
         FileNotFoundError: If one of the two files is missing.
-        ValueError: If the network's class is not known by name, or the weights do not fit it.
+        ValueError: If the network's class is not known by name or not trusted, or the weights do
+            not fit it.
     """
     weights, text = (Path(folder) / name for name in (WEIGHTS, DESCRIPTION))
     description: Description = json.loads(text.read_text(encoding="utf-8"))
-    network, state = build_described(description["network"]), load_file(weights)
+    network, state = build_described(description["network"], trust), load_file(weights)
     network.to(next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32))
     try:
         network.load_state_dict(state)
@@ -96,19 +104,16 @@ def is_number(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
 
 
-def build_described(network: dict[str, Any]) -> nn.Module:
+def build_described(network: dict[str, Any], trust: Sequence[str]) -> nn.Module:
     """A network of the class and with the arguments that a description names, with new weights.
 
     Args:
         network: The entry ``network`` of a description.
+        trust: See :func:`load_network`.
 
     Raises:
-        ValueError: If the class is not known by name or is no network.
+        ValueError: If the class is not known by name, not trusted or no network.
     """
-    from jsonargparse import ArgumentParser
-
-    from lightning_fedssl.models import NetworkFactory
-
     if network["class_path"] is None:
         raise ValueError(
             "the network's class has no import path (a function inside a function, a lambda, or a "
@@ -116,14 +121,7 @@ def build_described(network: dict[str, Any]) -> nn.Module:
             "built before the run), so it cannot be built again; load model.safetensors into a "
             "network of your own"
         )
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--network", type=NetworkFactory)
-    path, arguments = network["class_path"], network["init_args"]
-    named = {"class_path": path, "init_args": arguments} if arguments else path
-    try:
-        factory = parser.instantiate_classes(parser.parse_object({"network": named})).network
-    except Exception as error:
-        raise ValueError(
-            f"the network {path} cannot be built from its description: {error}"
-        ) from error
+    factory = object_of(
+        {"class_path": network["class_path"], "init_args": network["init_args"]}, trust
+    )
     return build_network(factory, network["num_classes"], tuple(network["in_shape"]))

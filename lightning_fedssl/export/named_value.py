@@ -1,16 +1,27 @@
-"""Classes, functions and objects written as plain values: a class path and the arguments of its
-constructor.
+"""Classes, functions and objects written as plain values, a class path and the arguments of its
+constructor, and read again.
+
+What is read may be somebody else's: see :func:`object_of`.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+import pkgutil
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+from torch import nn
+from torch.optim import Optimizer
+
+from lightning_fedssl.schedules import Schedule
+
 _PLAIN = (int, float, bool, str, type(None))
+
+TRUSTED = ("lightning_fedssl", "torch", "torchvision", "timm", "peft")
+"""Packages whose networks, optimizers and schedules are built where a file names them."""
 
 
 class NotNamedError(ValueError):
@@ -20,9 +31,8 @@ class NotNamedError(ValueError):
 def named_value(value: Any) -> Any:
     """A value as numbers, texts, lists and dicts, in the form of a configuration file.
 
-    A class or a ``functools.partial`` becomes ``{"class_path": ..., "init_args": {...}}``, and so
-    does an object whose constructor's arguments are all attributes of it. A function becomes its
-    import path.
+    A class, a function or a ``functools.partial`` becomes ``{"class_path": ..., "init_args":
+    {...}}``, and so does an object whose constructor's arguments are all attributes of it.
 
     Args:
         value: An argument of an algorithm.
@@ -38,9 +48,7 @@ def named_value(value: Any) -> Any:
         return [named_value(part) for part in value]
     if isinstance(value, functools.partial):
         return _with_path(target_of(value), value.keywords)
-    if inspect.isfunction(value) or inspect.isbuiltin(value):
-        return _with_path(value, {})["class_path"]
-    if isinstance(value, type):
+    if isinstance(value, type) or inspect.isfunction(value) or inspect.isbuiltin(value):
         return _with_path(value, {})
     return _with_path(type(value), _constructor_arguments(value))
 
@@ -58,6 +66,63 @@ def named_values(values: Mapping[str, Any]) -> dict[str, Any]:
         except NotNamedError:
             continue
     return named
+
+
+def object_of(value: Any, trust: Sequence[str] = ()) -> Any:
+    """The value that :func:`named_value` wrote.
+
+    A network's or optimizer's class, and a function, is returned uncalled, as a partial if it has
+    arguments; of any other class an object is made.
+
+    Args:
+        value: Plain values, from a file of anybody.
+        trust: See :func:`imported`.
+
+    Raises:
+        ValueError: A class is not trusted, or cannot be imported.
+    """
+    if isinstance(value, list):
+        return [object_of(part, trust) for part in value]
+    if not isinstance(value, Mapping):
+        return value
+    if "class_path" not in value:
+        return {name: object_of(part, trust) for name, part in value.items()}
+    target = imported(value["class_path"], (nn.Module, Optimizer, Schedule), trust)
+    arguments = object_of(value.get("init_args") or {}, trust)
+    if isinstance(target, type) and not issubclass(target, (nn.Module, Optimizer)):
+        return target(**arguments)
+    return functools.partial(target, **arguments) if arguments else target
+
+
+def imported(path: Any, kinds: tuple[type, ...], trust: Sequence[str] = ()) -> Any:
+    """The class that a file names.
+
+    Args:
+        path: The import path.
+        kinds: Base classes, of which a class of the :data:`TRUSTED` packages has one.
+        trust: Modules that the caller trusts, too, with all that they contain; any class or
+            function in them may be named.
+
+    Raises:
+        ValueError: The path names anything else, which is then neither imported nor called; or it
+            does not exist.
+    """
+    trusted = any(f"{path}.".startswith(f"{module}.") for module in trust)
+    if trusted or str(path).partition(".")[0] in TRUSTED:
+        try:
+            found = pkgutil.resolve_name(path)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"{path}, which the file names, cannot be imported: {error}"
+            ) from error
+        if trusted or (isinstance(found, type) and issubclass(found, kinds)):
+            return found
+    module = str(path).rpartition(".")[0]
+    raise ValueError(
+        f"the file names {path}, and nothing of it was run: only classes of networks, optimizers "
+        f"and schedules of {', '.join(TRUSTED)} are built from a file. If you trust {module}, name "
+        f"it: trust=[{module!r}] in Python, --trust {module} for export"
+    )
 
 
 def target_of(factory: Any) -> Any:

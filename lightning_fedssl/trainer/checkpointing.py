@@ -8,7 +8,6 @@ import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +15,9 @@ import lightning
 from lightning.pytorch import Callback
 
 from lightning_fedssl import export
-from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.export import describe_model
 from lightning_fedssl.export.description import Description, describe_data
-from lightning_fedssl.export.named_value import named_values
 from lightning_fedssl.metrics import as_tensors
 from lightning_fedssl.state import frozen_state, load_optimizer_state, load_state, optimizer_state
 from lightning_fedssl.storage import checkpoint_file
@@ -177,7 +174,7 @@ def take(trainer: FederatedTrainer, weights_only: bool = False) -> checkpoint_fi
         "format": checkpoint_file.FORMAT,
         "settings": settings_of(trainer),
         "pytorch-lightning_version": lightning.__version__,
-        "hyper_parameters": _hyper_parameters(algorithm),
+        "hyper_parameters": export.named_arguments(algorithm),
         "model": _description(trainer),
         "state_dict": {**frozen_state(algorithm), **algorithm.evaluated_model()},
         "callbacks": states_of(trainer.callbacks),
@@ -200,31 +197,6 @@ def take(trainer: FederatedTrainer, weights_only: bool = False) -> checkpoint_fi
             "clients": {} if weights_only else algorithm.clients.state_dict(),
             "client_states_left_out": weights_only and len(algorithm.clients) > 0,
         },
-    }
-
-
-def _hyper_parameters(algorithm: FederatedAlgorithm) -> dict[str, Any]:
-    """The algorithm's arguments as a configuration, from which Lightning makes the objects that
-    they name.
-    """
-    sizes = {"num_classes": algorithm.num_classes, "in_shape": list(algorithm.in_shape or ())}
-    given = {name: value for name, value in algorithm.hparams.items() if not name.startswith("_")}
-    # A configuration cannot bind arguments of a function that makes an optimizer; inference needs
-    # no optimizer.
-    bound = {
-        name
-        for name, value in given.items()
-        if isinstance(value, partial) and not isinstance(value.func, type)
-    }
-    given = {name: value for name, value in given.items() if name == "network" or name not in bound}
-    # The checkpoint has the weights, so the file that they started from need not exist any more.
-    given = {
-        name: value for name, value in given.items() if name not in ("init_from", "init_except")
-    }
-    return {
-        **named_values(given),
-        **sizes,
-        "_instantiator": "lightning.pytorch.cli.instantiate_module",
     }
 
 

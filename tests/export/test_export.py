@@ -25,7 +25,7 @@ from lightning_fedssl.cli import main
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.export import export, load_network, network_of
 from lightning_fedssl.export.model_card import model_card
-from lightning_fedssl.export.named_value import NotNamedError, named_value, named_values
+from lightning_fedssl.export.named_value import NotNamedError, named_value, named_values, object_of
 from lightning_fedssl.models import CNN, MLP
 from lightning_fedssl.schedules import Cosine
 from lightning_fedssl.storage import checkpoint_file
@@ -91,14 +91,14 @@ def test_every_method_loads_by_lightning_and_exports(tmp_path: Path, name: str) 
     expected = evaluated(model, images)
     has_path = checkpoint_file.load(path)["model"]["network"]["class_path"]
     arguments = {} if has_path else {"network": model.network_factory}
-    loaded = type(model).load_from_checkpoint(path, **arguments).eval()
+    loaded = type(model).load_from_checkpoint(path, trust=["tests"], **arguments).eval()
     assert torch.equal(loaded(images), expected)
     configured = loaded.configured_network().eval()
     torch.testing.assert_close(configured(images), expected)
     written = load_file(path.with_name("model.safetensors"))
     assert_same(written, dict(configured.state_dict()))
     if not arguments:
-        fresh, _ = load_network(path.parent)
+        fresh, _ = load_network(path.parent, trust=["tests"])
         assert fresh.state_dict().keys() == written.keys()
 
 
@@ -263,16 +263,79 @@ def test_equal_weights_have_equal_bytes(tmp_path: Path, run: tuple[SemiFL, Path]
     assert len({(tmp_path / name / "model.safetensors").read_bytes() for name in "abcdefgh"}) == 1
 
 
-def test_a_checkpoint_cannot_name_a_method_that_is_none(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:
+MARK: list[object] = []
+
+
+def marking(num_classes: int = 3, **arguments: object) -> nn.Module:
+    """A function that a file of somebody else names, in place of os.system."""
+    MARK.append(arguments)
+    return CNN(width=4, norm="static_batch", num_classes=num_classes, in_shape=(1, 8, 8))
+
+
+MARKING = {"class_path": "tests.export.test_export.marking", "init_args": {}}
+FOREIGN = [
+    ({"network": MARKING}, "tests.export.test_export.marking"),
+    ({"network": {"class_path": "torch.hub.load", "init_args": {"repo_or_dir": "x"}}}, "torch.hub.load"),
+    ({"network": {"class_path": "torch.os.system", "init_args": {"command": "true"}}}, "torch.os.system"),
+    ({"network": {"class_path": "lightning_fedssl.cli.FederatedCLI", "init_args": {"args": []}}}, "FederatedCLI"),
+    ({"network": {"class_path": "torch.nn.NoLayer", "init_args": {}}}, "cannot be imported"),
+    ({"network": {"class_path": "torch.nn.ReLU", "init_args": {"inplace": MARKING}}}, "test_export.marking"),
+]
+
+
+def with_entries(path: Path, entries: dict[str, Any], folder: Path) -> Path:
+    """The checkpoint with other hyper-parameters, and model.json with the other network."""
+    checkpoint = checkpoint_file.load(path)
+    checkpoint["hyper_parameters"] |= entries
+    checkpoint_file.save(checkpoint, folder / "foreign.ckpt")
+    for name in ("model.json", "model.safetensors"):
+        (folder / name).write_bytes(path.with_name(name).read_bytes())
+    description = json.loads((folder / "model.json").read_text())
+    description["network"] |= entries.get("network", {})
+    (folder / "model.json").write_text(json.dumps(description))
+    return folder / "foreign.ckpt"
+
+
+@pytest.mark.parametrize(("entries", "words"), FOREIGN)
+def test_a_file_builds_networks_of_known_packages_alone(
+    tmp_path: Path, run: tuple[SemiFL, Path], entries: dict[str, Any], words: str
+) -> None:
+    foreign = with_entries(run[1] / "last.ckpt", entries, tmp_path)
+    for load in (network_of, SemiFL.load_from_checkpoint, lambda path: load_network(path.parent)):
+        with pytest.raises(ValueError, match=words):
+            load(foreign)
+    assert not MARK
+
+
+@pytest.mark.parametrize("entries", [{"optimizer": MARKING}, {"hparams_file": "x.yaml"}, {"weights_only": False}])
+def test_other_arguments_of_a_foreign_checkpoint_are_not_used(
+    tmp_path: Path, run: tuple[SemiFL, Path], entries: dict[str, Any]
+) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        network_of(with_entries(run[1] / "last.ckpt", entries, tmp_path))
+    assert not MARK
+
+
+def test_modules_that_the_caller_trusts_are_built(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:
+    foreign = with_entries(run[1] / "last.ckpt", {"network": MARKING}, tmp_path)
+    images = normalized(some_images())
+    arguments = ["export", "--ckpt_path", str(foreign), "--output", str(tmp_path / "out")]
+    assert main(arguments) == 2
+    assert main([*arguments, "--trust", "tests.export", "my_other_module"]) == 0
+    for network in (
+        load_network(tmp_path, trust=["tests.export.test_export"])[0],
+        SemiFL.load_from_checkpoint(foreign, trust=["tests"]).eval(),
+    ):
+        assert torch.equal(network(images), evaluated(run[0], images))
+    MARK.clear()
+
+
+@pytest.mark.parametrize("name", ["subprocess.Popen", "torch.nn.ReLU"])
+def test_a_checkpoint_cannot_name_a_method_that_is_none(tmp_path: Path, run: tuple[SemiFL, Path], name: str) -> None:
     checkpoint = checkpoint_file.load(run[1] / "last.ckpt")
-    checkpoint["model"]["algorithm"] = "subprocess.Popen"
+    checkpoint["model"]["algorithm"] = name
     checkpoint_file.save(checkpoint, tmp_path / "odd.ckpt")
-    with pytest.raises(ValueError, match=r"subprocess\.Popen, which the checkpoint names as its method"):
-        network_of(tmp_path / "odd.ckpt")
-    checkpoint["model"]["algorithm"] = "lightning_fedssl.algorithms.semifl.SemiFL"
-    checkpoint["hyper_parameters"]["network"] = {"class_path": "subprocess.Popen", "init_args": {"args": ["false"]}}
-    checkpoint_file.save(checkpoint, tmp_path / "odd.ckpt")
-    with pytest.raises(Exception, match=r"module\.network"):
+    with pytest.raises(ValueError, match=name):
         network_of(tmp_path / "odd.ckpt")
 
 
@@ -309,8 +372,9 @@ def test_values_are_named_as_in_a_configuration() -> None:
         "init_args": {"width": 5},
     }
     assert named_value(Cosine(final=0.5))["init_args"] == {"rounds": None, "final": 0.5}
-    assert named_value(images_of) == "tests.toy.images_of"
+    assert named_value(images_of) == {"class_path": "tests.toy.images_of", "init_args": {}}
     assert named_values({"network": lambda: None, "tau": (1, 2)}) == {"tau": [1, 2]}
+    assert vars(object_of(named_value(Cosine(final=0.5)))) == vars(Cosine(final=0.5))
     for value in (lambda: None, Own(3), partial(Own, 3)):
         with pytest.raises(NotNamedError):
             named_value(value)
