@@ -119,7 +119,7 @@ def digits() -> None:
 
 def speed() -> None:
     """README: the CPU time of a round in several simulators."""
-    table = (RESULTS / "speed_cnn.md").read_text(encoding="utf-8")
+    table = (RESULTS / "speed_cnn-shared.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([^|]+?) \| ([\d.]+) \|", table, re.MULTILINE)
     seconds = {name: float(value) for name, value in rows}
     names = [name for name in seconds if re.match(r"lightning_fedssl$|plain PyTorch|pfl|FedLab|FedJAX|Flower", name)]
