@@ -89,14 +89,20 @@ class RoundProgress(FederatedCallback):
     def on_fit_start(  # type: ignore[override]
         self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
     ) -> None:
-        """Report the partition: its statistics,
-        ``partition.json``, and a picture for the logger.
+        """Report the data, ``data.txt``, and the partition: its statistics, ``partition.json``,
+        and a picture for the logger.
         """
         from lightning_fedssl.data.partition.statistics import heatmap
+        from lightning_fedssl.data.sources.reading import FILE_NAME
 
-        _print(trainer, trainer.datamodule.statistics.summary())
+        data = trainer.datamodule
+        if data.reading.facts:  # loaders of the user's own are not looked at
+            _print(trainer, data.reading.summary())
+        _print(trainer, data.statistics.summary())
         if trainer.is_global_zero and trainer.log_dir:
-            trainer.datamodule.split.save(Path(trainer.log_dir) / "partition.json")
+            data.split.save(Path(trainer.log_dir) / "partition.json")
+            lines = [*data.reading.lines(), data.statistics.summary(), ""]
+            Path(trainer.log_dir, FILE_NAME).write_text("\n".join(lines), encoding="utf-8")
         if has_pictures(trainer) and trainer.datamodule.class_names:
             show_figure(trainer, "partition", heatmap(trainer.datamodule.statistics))
 

@@ -39,6 +39,7 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.data.partition.federated_split import FederatedSplit
 from lightning_fedssl.data.partition.natural import NaturalClients
 from lightning_fedssl.data.sources.arrays import Datasets
+from lightning_fedssl.data.sources.base import LoadedData
 from lightning_fedssl.functional.frozen import freeze
 from lightning_fedssl.local_training.sequential import loss_of
 from lightning_fedssl.local_work import LocalWork
@@ -108,6 +109,9 @@ class LoaderData(FederatedDataModule):
         self.clients = clients
         self.server = server
         self.evaluated = evaluated
+
+    def _report(self, loaded: LoadedData) -> None:
+        """Nothing: the loaders' samples are not read."""
 
     def _assign(self, split: FederatedSplit, used: Tensor) -> None:
         """Takes the partition; of the stand-ins only the numbers of samples say something about the

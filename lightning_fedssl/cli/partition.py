@@ -60,7 +60,7 @@ def main(
     data: FederatedDataModule = reader.instantiate_classes(options).data
     data.prepare_data()
     data.setup()
-    print(_asked_for(data), data.statistics.summary(), "", sep="\n")
+    print(data.reading.summary(), _asked_for(data), data.statistics.summary(), "", sep="\n")
     print("\n".join(client_table(data.statistics, options.clients)))
     print("a+b: a labelled and b unlabelled; where there is no +, all are unlabelled")
     if options.output:

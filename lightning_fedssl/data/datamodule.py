@@ -29,6 +29,7 @@ from lightning_fedssl.data.sources.arrays import Arrays, Datasets, as_dataset
 from lightning_fedssl.data.sources.base import DataSource, LoadedData, check_loaded
 from lightning_fedssl.data.sources.image_lists import ImageFolder, ImageTable
 from lightning_fedssl.data.sources.lightning_data import FromLightning
+from lightning_fedssl.data.sources.reading import Reading
 from lightning_fedssl.data.sources.table import Table
 
 _HASHED_AT_ONCE = 1024
@@ -164,6 +165,7 @@ class FederatedDataModule(LightningDataModule):
         self.cache_dir = cache_dir
         self._check_settings()
         self.source = self._source_of(dataset)
+        self.reading = Reading() if self.source is None else self.source.reading
         if self.source is None:
             self.spec = datasets.SPECS[datasets.canonical_name(str(dataset))]
         elif resize is not None:
@@ -230,7 +232,7 @@ class FederatedDataModule(LightningDataModule):
             **samples, client_ids=client_ids, test_client_ids=test_client_ids,
             unlabeled_client_ids=unlabeled_client_ids, class_names=class_names,
         )  # fmt: skip
-        if source.ids["train"] is not None:
+        if any(source.ids[part] is not None for part in ("train", "unlabeled")):
             count = len(source.load().spec.client_names)
             rest = {"partition": NaturalClients(), "num_clients": count, **rest}
         return cls(source, weak=weak, strong=strong, **rest)
@@ -360,6 +362,7 @@ class FederatedDataModule(LightningDataModule):
         name = self.spec.name if self.source is None else type(self.source).__name__
         loaded = check_loaded(LoadedData(*self._load()), name)
         self.spec = loaded.spec
+        self._report(loaded)
         self._train = loaded.train
         self._test = limit_test(loaded.test, self.max_test_images, self.num_classes, seed)
         self._own_validation = None if self.validation in ("test", 0) else loaded.validation
@@ -381,6 +384,12 @@ class FederatedDataModule(LightningDataModule):
             return self.source.load()
         return datasets.load(self.spec.name, self.root, self.download)
 
+    def _report(self, loaded: LoadedData) -> None:
+        """Completes the report of what was read."""
+        self.reading.inspect(*loaded)
+        if self.source is not None:  # published data are taken as they are
+            self.reading.warn_of_leak(loaded.train, loaded.test)
+
     def _partition(self, seed: int) -> None:
         """Holds out the validation images, and assigns the others to server and clients."""
         fraction = 0.0 if self._own_validation is not None else self.validation
@@ -389,9 +398,8 @@ class FederatedDataModule(LightningDataModule):
             count = int(clients.max()) + 1
             rank_zero_warn(
                 f"data.partition is left out: Iid mixes the samples of the {count} clients that "
-                "data.dataset names; "
-                f"give data.partition: NaturalClients with data.num_clients: {count}, or "
-                "data.partition: Iid"
+                "data.dataset names; give data.partition: NaturalClients with data.num_clients: "
+                f"{count}, or data.partition: Iid"
             )
         rows = choose_rows(labels, self.num_classes, seed, fraction, self.max_train_images)
         self._validation = rows.validation
@@ -528,9 +536,8 @@ class FederatedDataModule(LightningDataModule):
         if not self.spec.pixels:
             raise ValueError(
                 "data.predict_root: samples are numbers that are no 8-bit pixels; leave it out, "
-                "and give data.dataset "
-                "the new samples as its test samples, prepared as the training samples are, with "
-                "any labels, such as 0"
+                "and give data.dataset the new samples as its test samples, prepared as the "
+                "training samples are, with any labels, such as 0"
             )
         root = Path(self.predict_root)
         return [path.relative_to(root).as_posix() for path in image_files.image_files(root)]
@@ -690,9 +697,7 @@ def require_federated(datamodule: object) -> None:
     if not isinstance(datamodule, FederatedDataModule):
         raise TypeError(
             f"FederatedTrainer needs a FederatedDataModule, not {type(datamodule).__name__}. A "
-            "Lightning data module "
-            "is adapted by FederatedDataModule(datamodule, weak=..., strong=..., "
-            "num_clients=...); data sets, such as "
-            "those of a DataLoader, by FederatedDataModule.from_datasets(train=..., test=..., "
-            "weak=..., strong=...)"
+            "Lightning data module is adapted by FederatedDataModule(datamodule, weak=..., "
+            "strong=..., num_clients=...); data sets, such as those of a DataLoader, by "
+            "FederatedDataModule.from_datasets(train=..., test=..., weak=..., strong=...)"
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,6 +20,15 @@ from torch import Tensor
 RESAMPLING = "BILINEAR"
 """Pillow's name of the filter that resizes images; it averages over more pixels the more an image
 shrinks."""
+
+_CONVERT = "convert images to PNG or JPEG (DICOM with pydicom, HEIC with pillow-heif)"
+"""The remedy for a file that Pillow cannot open."""
+
+_OF_SYSTEMS = re.compile(
+    r"@eaDir|__MACOSX|[#$@]RECYCLE(\.BIN)?|lost\+found|thumb(nail)?s|.*[._-]thumb(nail)?",
+    re.IGNORECASE,
+)
+"""Folders and files that other programs add, such as a NAS its thumbnails."""
 
 
 def read_images(
@@ -81,49 +92,87 @@ def _fingerprint(paths: Sequence[str | Path], in_shape: tuple[int, ...]) -> str:
     return digest.hexdigest()[:32]
 
 
-def image_files(root: Path, key: str = "data.predict_root") -> list[Path]:
+def image_files(
+    root: Path, key: str = "data.predict_root", left_out: Counter[str] | None = None
+) -> list[Path]:
     """The image files in a folder and in the folders below it, sorted by path; no hidden ones.
+
+    A link to a folder is followed, unless that folder holds ``root`` or is read already.
 
     Args:
         root: The folder.
         key: The key of the configuration that a message names.
+        left_out: Counts the files and folders that are left out, by ending or name.
 
     Raises:
         FileNotFoundError: If there is no such folder, or no image in it.
     """
     from PIL import Image
 
+    left_out = Counter() if left_out is None else left_out
     known = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
     found = []
+    read = {root.resolve(), *root.resolve().parents}
     for folder, below, names in os.walk(root, followlinks=True):
-        below[:] = [name for name in below if _is_visible(name)]
-        found += [
-            Path(folder, name)
-            for name in names
-            if _is_visible(name) and Path(name).suffix.lower() in known
-        ]
+        below[:] = _entered([Path(folder, name) for name in below], read, left_out)
+        for path in (Path(folder, name) for name in names if _is_visible(name)):
+            ending = path.suffix.lower()
+            if ending in known and not _OF_SYSTEMS.fullmatch(path.stem):
+                found.append(path)
+            else:
+                left_out["thumbnails" if ending in known else ending or "no ending"] += 1
     if not found:
         problem = "holds no image file" if root.is_dir() else "does not exist"
         raise FileNotFoundError(
             f"{key}: the folder {str(root)!r} {problem}; give a folder of images"
+            f"{described(left_out)}"
         )
     return sorted(found)
 
 
+def _entered(folders: Sequence[Path], read: set[Path], left_out: Counter[str]) -> list[str]:
+    """The names of the folders to enter; ``read`` holds those above and those entered before."""
+    entered = []
+    for folder in sorted(folders):
+        real = folder.resolve()
+        if _OF_SYSTEMS.fullmatch(folder.name):
+            left_out[f"{folder.name}/"] += 1
+        elif real in read:
+            left_out["links to folders above or read already"] += 1
+        elif _is_visible(folder.name):
+            entered.append(folder.name)
+            read.add(real)
+    return entered
+
+
+def described(left_out: Counter[str]) -> str:
+    """What is left out, with the remedy, as the end of a sentence; empty if nothing is."""
+    found = sorted(left_out.items(), key=lambda item: (-item[1], item[0]))[:6]
+    counts = ", ".join(f"{what} ({count})" for what, count in found)
+    return f"; left out: {counts}; {_CONVERT}" if counts else ""
+
+
 def _is_visible(name: str) -> bool:
-    return not name.startswith(".")
+    return not name.startswith(".") and name.lower() not in ("thumbs.db", "desktop.ini")
 
 
-def visible_folders(root: Path) -> list[Path]:
+def visible_folders(root: Path, left_out: Counter[str] | None = None) -> list[Path]:
     """The folders in a folder, sorted, without hidden ones such as ``.ipynb_checkpoints``.
 
     None if it is no folder.
 
     Args:
         root: The folder.
+        left_out: Counts what is left out: files, and folders that other programs add.
     """
-    entries = root.iterdir() if root.is_dir() else ()
-    return sorted(entry for entry in entries if entry.is_dir() and _is_visible(entry.name))
+    left_out = Counter() if left_out is None else left_out
+    entries = [e for e in sorted(root.iterdir()) if _is_visible(e.name)] if root.is_dir() else []
+    folders = [entry for entry in entries if entry.is_dir()]
+    left_out.update(
+        f"{e.suffix or 'files'} beside class folders" for e in entries if not e.is_dir()
+    )
+    left_out.update(f"{e.name}/" for e in folders if _OF_SYSTEMS.fullmatch(e.name))
+    return [folder for folder in folders if not _OF_SYSTEMS.fullmatch(folder.name)]
 
 
 def read_image(path: str | Path, in_shape: tuple[int, ...], key: str = "data.root") -> Tensor:
@@ -159,7 +208,8 @@ def read_image(path: str | Path, in_shape: tuple[int, ...], key: str = "data.roo
             image = ImageOps.fit(converted, (width, height), Image.Resampling[RESAMPLING])
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(
-            f"{key}: {str(path)!r} is not a readable image ({error}); replace or remove the file"
+            f"{key}: {str(path)!r} is not a readable image ({error}); replace or remove the file, "
+            f"or {_CONVERT}"
         ) from error
     return torch.from_numpy(np.array(image)).reshape(height, width, channels).permute(2, 0, 1)
 
@@ -179,7 +229,7 @@ def _to_rgb(image: Any) -> Any:
         image = Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))
     elif mode in ("I", "F"):
         raise ValueError(
-            f"mode {mode}: 32-bit values have no fixed range; convert the file to 8 or 16 bits "
-            "per value"
+            f"mode {mode}: 32-bit values have no fixed range; convert the file to 8 or 16 bits per "
+            "value"
         )
     return image.convert("RGB")

@@ -25,8 +25,9 @@ from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.held_out import choose_rows
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit
-from lightning_fedssl.data.sources.arrays import as_values, load_arrays
+from lightning_fedssl.data.sources.arrays import as_tensor, as_values, load_arrays
 from lightning_fedssl.data.sources.base import DataSource, check_labels, read_csv
+from lightning_fedssl.data.sources.reading import NO_LABEL, Reading
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,16 +135,14 @@ class OwnData:
         if shapes != {spec.in_shape} or len(labeled) != len(labels):
             raise ValueError(
                 f"{path} has samples of the shapes {sorted(shapes)}, and {len(labels)} labels of "
-                f"{len(labeled)} "
-                f"samples; the app takes samples {spec.in_shape}, and a label for each labelled one"
+                f"{len(labeled)} samples; the app takes samples {spec.in_shape}, and a label for "
+                "each labelled one"
             )
         if isinstance(algorithm, SemiFL) and not len(unlabeled):
             raise ValueError(
                 f"{path} has labelled images alone, and the method uses none: leave labels out"
             )
         images = torch.cat([labeled, unlabeled])
-        if not images.isfinite().all():
-            raise ValueError(f"{path} has samples with NaN or infinite values")
         numbers = torch.arange(len(images))
         self._data = LocalData(
             party=client,
@@ -199,8 +198,7 @@ def _as_samples(arrays: Mapping[str, Any], name: str, path: Path, spec: DatasetS
             else "numbers that are no 8-bit pixels, such as float32"
         )
         raise ValueError(f"{path}: {name} is {array.dtype}; the app takes {wanted}")
-    # PyTorch reads native bytes only.
-    return as_values(torch.from_numpy(array.astype(array.dtype.newbyteorder("="))), name, str(path))
+    return as_values(as_tensor(array), name, str(path))
 
 
 def _read_folder(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:
@@ -221,11 +219,11 @@ def _read_table(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:
     """Labelled images, their labels and unlabelled images of a CSV file, whose file names are
     relative to it.
     """
-    rows = read_csv(path, ["file", "label"], _KEY)
-    labeled = [(path.parent / row["file"], row["label"]) for row in rows if row["label"]]
-    return _read_images(
-        path, labeled, [path.parent / row["file"] for row in rows if not row["label"]], spec
-    )
+    rows = read_csv(path, ["file", "label"], Reading(_KEY))
+    files = [(path.parent / row["file"], row["label"]) for row in rows]
+    labeled = [(file, label) for file, label in files if label not in NO_LABEL]
+    unlabeled = [file for file, label in files if label in NO_LABEL]
+    return _read_images(path, labeled, unlabeled, spec)
 
 
 def _read_images(

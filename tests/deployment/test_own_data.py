@@ -141,7 +141,7 @@ def own_numbers(path: Path, in_shape: tuple[int, ...] = SPEC.in_shape) -> OwnDat
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
-        (np.full((2, 1, 8, 8), np.nan), "has samples with NaN or infinite values"),
+        (np.full((2, 1, 8, 8), np.nan), "2 of 2 samples hold NaN or infinite values"),
         (SAMPLES, "unlabeled is uint8; the app takes numbers that are no 8-bit pixels"),
         (SAMPLES.astype(str), "unlabeled is <U3; the app takes numbers"),
     ],

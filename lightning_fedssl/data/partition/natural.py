@@ -29,8 +29,8 @@ class NaturalClients(Partition):
         if asked.client_ids is None:
             raise ValueError(
                 "data.partition: NaturalClients needs data that name the client of each sample: "
-                "client_ids in Python "
-                "and in Arrays, client_column of Table and ImageTable, or SiteFolders"
+                "client_ids in Python and in Arrays, client_column of Table and ImageTable, or "
+                "SiteFolders"
             )
         if (count := int(asked.client_ids.max()) + 1) != asked.num_clients:
             raise ValueError(
@@ -120,4 +120,9 @@ class FullyLabeledClients(Partition):
 def _by_owner(indices: Tensor, owners: Tensor, num_clients: int) -> IndexLists:
     """The indices of each client, ascending."""
     own = owners[indices]
+    if len(own) and int(own.min()) < 0:
+        raise ValueError(
+            f"data.num_labels: {int((own < 0).sum())} labelled samples have no client, so all must "
+            "be the server's: set all with data.label_location: server, or give client_ids"
+        )
     return IndexLists(indices[own.argsort(stable=True)], own.bincount(minlength=num_clients))

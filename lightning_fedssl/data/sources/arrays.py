@@ -16,12 +16,14 @@ from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit, shortened
 from lightning_fedssl.data.sources.base import (
     DataSource,
     LoadedData,
+    check_finite,
     check_labels,
     measure,
     number_clients,
 )
+from lightning_fedssl.data.sources.reading import NO_LABEL
 
-_READ_TWICE = 3
+_READ_TWICE = 100
 """Samples of each data set that are read a second time, to refuse random transforms."""
 
 
@@ -30,8 +32,8 @@ class Datasets(DataSource):
 
     8-bit samples of three dimensions are images; 16-bit images are scaled by their range to 0..1;
     other numbers are taken as they are. They are normalised by mean and standard deviation of the
-    training samples, per first dimension (feature or channel), computed from at most 10,000
-    samples, evenly spread.
+    training samples and those without labels, per first dimension (feature or channel), computed
+    from at most 10,000 samples, evenly spread. The labels None, NaN and -1 stand for none.
 
     A data set must give the same sample at every reading: ``weak`` and ``strong`` are the place for
     random transforms.
@@ -45,7 +47,8 @@ class Datasets(DataSource):
             ``data.validation``.
         client_ids: For every training sample the identifier of its client, for
             :class:`~lightning_fedssl.data.partition.natural.NaturalClients`; if left out, the
-            training data set's attribute ``client_ids``.
+            training data set's attribute ``client_ids``. Not needed where all labelled samples are
+            the server's.
         test_client_ids: For every test sample the identifier of its client, None for none; if left
             out, the attribute of ``test``. A warning names identifiers that no training sample has.
         unlabeled_client_ids: For every sample without a label the identifier of its client;
@@ -54,8 +57,8 @@ class Datasets(DataSource):
             attribute ``classes``, else the classes are numbered up to the largest training label.
 
     Raises:
-        ValueError: If samples differ in shape, hold NaN, or do not fit labels or identifiers; the
-            message names which.
+        ValueError: If samples differ in shape, hold NaN, or do not fit labels or identifiers, or
+            the data sets number other classes; the message names which.
     """
 
     # Dataset and not Dataset[Any]: for that, jsonargparse accepts no arguments of the class that is
@@ -82,7 +85,7 @@ class Datasets(DataSource):
             p: getattr(self.parts[p], "client_ids", None) if ids is None else ids
             for p, ids in given.items()
         }
-        self.class_names = class_names or getattr(train, "classes", None)
+        self.class_names = class_names or _classes(train)
         self._loaded: LoadedData | None = None
 
     def load(self) -> LoadedData:
@@ -91,6 +94,7 @@ class Datasets(DataSource):
         return self._loaded
 
     def _read(self) -> LoadedData:
+        self._compare_classes()
         samples, labels = {}, {}
         for part, dataset in self.parts.items():
             if dataset is not None:
@@ -102,27 +106,27 @@ class Datasets(DataSource):
             ):
                 raise ValueError(
                     f"data.dataset: {part} samples are {tuple(values.shape[1:])} {values.dtype}, "
-                    "training samples "
-                    f"{tuple(samples['train'].shape[1:])} {samples['train'].dtype}; give both in "
-                    "one shape and type"
+                    f"training samples {tuple(samples['train'].shape[1:])} "
+                    f"{samples['train'].dtype}; give both in one shape and type"
                 )
-        names = tuple(
-            map(str, self.class_names or range(int(labels["train"].to(torch.int64).max()) + 1))
-        )
+        largest = int(labels["train"].to(torch.int64).max())
+        names = tuple(map(str, self.class_names or range(largest + 1)))
         numbers = {
             part: check_labels(y, len(names), f"data.dataset: {part}", -1)
             for part, y in labels.items()
         }
-        clients, test_clients, client_names = number_clients(
-            self._training_ids(len(labels["train"])), self.ids["test"]
-        )
+        if not self.class_names:
+            self.reading.warn_of_classes(names, numbers["train"])
+        clients, test_clients, client_names = number_clients(self._training_ids(), self.ids["test"])
+        if clients is not None and self.ids["train"] is None:  # the server's samples are no one's
+            clients = torch.cat([torch.full_like(numbers["train"], -1), clients])
         train = [part for part in ("train", "unlabeled") if part in samples]
         x, y = (
             torch.cat([samples[part] for part in train]),
             torch.cat([numbers[part] for part in train]),
         )
         spec = DatasetSpec(
-            type(self).__name__, len(names), tuple(x.shape[1:]), *measure(samples["train"]), names,
+            type(self).__name__, len(names), tuple(x.shape[1:]), *measure(x), names,
             pixels=x.dtype == torch.uint8, usual_views=False, client_names=client_names,
         )  # fmt: skip
         validation = (
@@ -133,17 +137,26 @@ class Datasets(DataSource):
         test = ImageSplit(samples["test"], numbers["test"], test_clients)
         return LoadedData(spec, ImageSplit(x, y, clients), test, validation)
 
-    def _training_ids(self, count: int) -> list[Any] | None:
-        """The identifiers of the training samples, then of those without labels."""
-        parts = [part for part in ("train", "unlabeled") if self.parts[part] is not None]
-        ids = [self.ids[part] for part in parts]
-        if all(part is None for part in ids):
-            return None
-        if any(part is None for part in ids):
+    def _training_ids(self) -> list[Any] | None:
+        """The identifiers of labelled samples, if they have some, then of those without labels."""
+        labeled, unlabeled = self.ids["train"], self.ids["unlabeled"]
+        if self.parts["unlabeled"] is not None and labeled is not None and unlabeled is None:
             raise ValueError(
                 "data.dataset: give client_ids and unlabeled_client_ids, or none of them"
             )
-        return [name for part in ids if part is not None for name in part]
+        given = [ids for ids in (labeled, unlabeled) if ids is not None]
+        return [name for ids in given for name in ids] if given else None
+
+    def _compare_classes(self) -> None:
+        """Refuses data sets that number their classes in another way than the training data set."""
+        known = _classes(self.parts["train"])
+        for part in ("test", "validation"):
+            found = _classes(self.parts[part])
+            if known and found and found != known[: len(found)]:
+                raise ValueError(
+                    f"data.dataset: the classes of {part} are {shortened(', '.join(found))}, those "
+                    f"of train {shortened(', '.join(known))}: labels must number the same classes"
+                )
 
 
 class Arrays(Datasets):
@@ -177,8 +190,8 @@ class Arrays(Datasets):
         if arrays.keys() != needed or ("validation" in extra) != ("validation_labels" in extra):
             raise ValueError(
                 f"data.dataset: {path!r} has {', '.join(arrays)}; Arrays reads train, "
-                "train_labels, test, test_labels, "
-                f"unlabeled, validation, validation_labels, {', '.join(ids)}"
+                "train_labels, test, test_labels, unlabeled, validation, validation_labels, "
+                f"{', '.join(ids)}"
             )
         parts: dict[str, Any] = {
             part: as_dataset([arrays[name] for name in (part, f"{part}_labels") if name in arrays])
@@ -201,14 +214,28 @@ def as_dataset(data: Dataset[Any] | Sequence[Any]) -> Dataset[Any]:
     ):
         return data  # type: ignore[return-value]
     try:
-        return TensorDataset(*map(torch.as_tensor, data))
+        return TensorDataset(*map(as_tensor, data))
     except (TypeError, AssertionError) as error:  # text or Python objects; or two lengths
         found = " and ".join(f"{part.dtype} {tuple(part.shape)}" for part in data)
         raise ValueError(
             f"data.dataset: the arrays are {found}; give numbers, one row for each sample, and as "
-            "many labels: class "
-            "numbers 0, 1, ..., of which class_names has the names"
+            "many labels: class numbers 0, 1, ..., of which class_names has the names (names, "
+            "numbers = numpy.unique(labels, return_inverse=True) for text)"
         ) from error
+
+
+def as_tensor(values: Any) -> Tensor:
+    """A tensor; PyTorch reads neither other than native bytes nor negative strides."""
+    if isinstance(values, np.ndarray):
+        values = np.asarray(values, values.dtype.newbyteorder("="), order="C")
+    return torch.as_tensor(values).detach()
+
+
+def _classes(dataset: Any) -> list[str]:
+    """The names of a data set's classes, or of the data set that it is a part of."""
+    while dataset is not None and not getattr(dataset, "classes", None):
+        dataset = getattr(dataset, "dataset", None)
+    return [*map(str, getattr(dataset, "classes", ()))]
 
 
 def load_arrays(path: str, key: str) -> dict[str, Any]:
@@ -230,8 +257,7 @@ def load_arrays(path: str, key: str) -> dict[str, Any]:
     except (OSError, ValueError, TypeError, AttributeError, EOFError, BadZipFile) as error:
         raise ValueError(
             f"{key}: {path!r} is no readable file of numpy.savez with arrays of numbers; write it "
-            "with numpy.savez, "
-            "labels as class numbers 0, 1, ..."
+            "with numpy.savez, labels as class numbers 0, 1, ..."
         ) from error
 
 
@@ -246,13 +272,15 @@ def _read(part: str, dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
         samples, labels = dataset.tensors[0], dataset.tensors[-1]
     else:
         samples, labels = _read_items(part, dataset)
-    return as_values(samples, part), torch.full(
-        (len(samples),), -1
-    ) if part == "unlabeled" else labels
+    if part == "unlabeled":
+        labels = torch.full((len(samples),), -1)
+    if labels.is_floating_point():
+        labels = labels.nan_to_num(nan=-1)
+    return as_values(samples, part), labels
 
 
 def _read_items(part: str, dataset: Any) -> tuple[Tensor, Tensor]:
-    """Reads item by item; the first samples are read twice."""
+    """Reads item by item; some samples are read twice."""
     pairs = [_pair(part, i, dataset[i]) for i in range(len(dataset))]
     samples = [sample for sample, _ in pairs]
     if odd := [
@@ -262,35 +290,56 @@ def _read_items(part: str, dataset: Any) -> tuple[Tensor, Tensor]:
     ]:
         raise ValueError(
             f"data.dataset: {part} samples must have one shape and type; sample 0 is "
-            f"{tuple(samples[0].shape)} "
-            f"{samples[0].dtype}, sample {odd[0]} {tuple(samples[odd[0]].shape)} "
-            f"{samples[odd[0]].dtype}"
+            f"{tuple(samples[0].shape)} {samples[0].dtype}, sample {odd[0]} "
+            f"{tuple(samples[odd[0]].shape)} {samples[odd[0]].dtype}"
         )
-    for i, sample in enumerate(samples[:_READ_TWICE]):
-        if not np.array_equal(
-            _pair(part, i, dataset[i])[0].numpy(), sample.numpy(), equal_nan=True
-        ):
-            raise ValueError(
-                f"data.dataset: {part}[{i}] differs between two readings; remove random "
-                "transforms from the data set "
-                "(data.weak and data.strong take them)"
-            )
+    _refuse_random(part, dataset, samples)
     return torch.stack(samples), torch.tensor([label for _, label in pairs], dtype=torch.float64)
 
 
+def _refuse_random(part: str, dataset: Any, samples: list[Tensor]) -> None:
+    """Reads samples again: they must be the same, and draw nothing from PyTorch's generator."""
+    what, states = "", []
+    for i in range(0, len(samples), -(-len(samples) // _READ_TWICE)):
+        again = _pair(part, i, dataset[i])[0]
+        if not np.array_equal(again.numpy(), samples[i].numpy(), equal_nan=True):
+            what = what or f"[{i}] differs between two readings"
+    for _ in range(2):  # a data set that seeds the generator leaves it in one state
+        dataset[0]
+        states.append(torch.get_rng_state())
+    if what or not torch.equal(*states):
+        raise ValueError(
+            f"data.dataset: {part}{what or ' draws random numbers'}; remove random transforms from "
+            "the data set (data.weak and data.strong take them)"
+        )
+
+
 def _pair(part: str, index: int, item: Any) -> tuple[Tensor, float]:
+    """A sample as a tensor, and its label; -1 for none."""
+    where = f"data.dataset: {part}[{index}]"
     if part == "unlabeled":
         item = (item[0] if isinstance(item, (tuple, list)) else item, -1)
-    try:
-        sample, label = item
-        return torch.as_tensor(sample).detach(), float(label)
-    except (TypeError, ValueError) as error:
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        found = f"{len(item)} values" if isinstance(item, (tuple, list)) else type(item).__name__
         raise ValueError(
-            f"data.dataset: {part}[{index}] must be (tensor, number of a class), got "
-            f"{shortened(item)}; rows with "
-            "named columns are wrapped in Columns(rows, sample=..., label=...), pictures become "
-            "tensors by "
+            f"{where} must be (tensor, number of a class), got {found}; rows with named columns "
+            "are wrapped in Columns(rows, sample=..., label=...)"
+        )
+    try:
+        sample = as_tensor(item[0])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{where} is {type(item[0]).__name__}, no tensor; pictures become tensors by "
             "torchvision.transforms.v2.functional.pil_to_tensor"
+        ) from error
+    if item[1] is None or (isinstance(item[1], str) and item[1] in NO_LABEL):
+        return sample, -1
+    try:
+        return sample, float(item[1])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{where} has the label {shortened(repr(item[1]))}; give the number of a class: for "
+            "text its place in class_names, for one-hot labels label.argmax()"
         ) from error
 
 
@@ -303,20 +352,20 @@ def as_values(samples: Tensor, part: str, place: str = "data.dataset") -> Tensor
         place: The key or the file that a message begins with.
 
     Raises:
-        ValueError: If 8-bit images have another layout.
+        ValueError: If images have another layout, or a sample holds NaN or infinite values.
     """
     shape, dtype, samples = tuple(samples.shape[1:]), samples.dtype, samples.detach()
-    if (
-        dtype == torch.uint8
-        and len(shape) in (2, 3)
-        and (len(shape) == 2 or (shape[0] > 4 and shape[2] in (1, 3, 4)))
-    ):
+    channels_last = len(shape) == 3 and min(shape[:2]) > shape[2] and shape[2] in (1, 3, 4)
+    if channels_last or (dtype == torch.uint8 and len(shape) == 2):
         raise ValueError(
-            f"{place}: {part} samples are 8-bit numbers of shape {shape}; images are (channels, "
-            "height, width): "
-            "x[:, None] for grey ones, x.permute(0, 3, 1, 2) where channels come last; for "
-            "signals give x.float()"
+            f"{place}: {part} samples are {dtype} of shape {shape}; images are (channels, height, "
+            "width): x[:, None] for grey ones, x.permute(0, 3, 1, 2) where channels come last; "
+            "signals are (channels, time) as x.float()"
         )
     if len(shape) == 3 and dtype == torch.uint8:
         return samples
-    return samples.float() / 65535 if len(shape) == 3 and dtype == torch.uint16 else samples.float()
+    samples = (
+        samples.float() / 65535 if len(shape) == 3 and dtype == torch.uint16 else samples.float()
+    )
+    check_finite(samples, f"{place}: {part}")
+    return samples

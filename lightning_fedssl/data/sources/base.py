@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import csv
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
+from lightning_fedssl.data.sources.reading import Reading, cut
 
 _MOST_MEASURED = 10_000
 """The largest number of training samples from which mean and standard deviation are computed."""
@@ -48,6 +51,11 @@ class DataSource:
 
     cache_dir: str | None = None
 
+    @cached_property
+    def reading(self) -> Reading:
+        """The report of what was read; a reader adds columns, files and warnings to it."""
+        return Reading()
+
     def load(self) -> LoadedData:
         """Reads specification and samples; a second call must give the same."""
         raise NotImplementedError(f"{type(self).__name__} must override load")
@@ -75,7 +83,8 @@ def check_loaded(loaded: object, name: str) -> LoadedData:
     spec, who = loaded.spec, f"data.dataset: {name}"
     if spec.num_classes < 2:
         raise ValueError(
-            f"{who}: there is one class ({', '.join(spec.class_names)}); two are needed"
+            f"{who}: there is one class ({', '.join(spec.class_names)}) or none; two are needed, "
+            "and -1 and empty words are no label"
         )
     if (
         len(spec.class_names) != spec.num_classes
@@ -83,15 +92,9 @@ def check_loaded(loaded: object, name: str) -> LoadedData:
     ):
         raise ValueError(
             f"{who}: DatasetSpec has {spec.num_classes} classes, {len(spec.class_names)} "
-            "class_names, "
-            f"{len(spec.mean)} means and {len(spec.std)} stds for in_shape {spec.in_shape}; name "
-            "all classes, and give "
-            "a mean and a std for every entry of the first dimension"
-        )
-    if not all(map(math.isfinite, (*spec.mean, *spec.std))) or min(spec.std) <= 0:
-        raise ValueError(
-            f"{who}: mean {spec.mean} and std {spec.std} of DatasetSpec must be finite, and std "
-            "above 0"
+            f"class_names, {len(spec.mean)} means and {len(spec.std)} stds for in_shape "
+            f"{spec.in_shape}; name all classes, and give a mean and a std for every entry of the "
+            "first dimension"
         )
     train, test = (
         _checked(loaded.train, spec, f"{who}: train", -1),
@@ -100,6 +103,11 @@ def check_loaded(loaded: object, name: str) -> LoadedData:
     validation = loaded.validation
     if validation is not None:
         validation = _checked(validation, spec, f"{who}: validation")
+    if not all(map(math.isfinite, (*spec.mean, *spec.std))) or min(spec.std) <= 0:
+        raise ValueError(
+            f"{who}: mean {spec.mean} and std {spec.std} of DatasetSpec must be finite, and std "
+            "above 0"
+        )
     return LoadedData(spec, train, test, validation)
 
 
@@ -109,9 +117,8 @@ def _checked(split: ImageSplit, spec: DatasetSpec, who: str, least: int = 0) -> 
     if tuple(images.shape[1:]) != tuple(spec.in_shape) or images.dtype != wanted or not len(images):
         raise ValueError(
             f"{who}: {len(images)} samples are {tuple(images.shape[1:])} {images.dtype}, and "
-            "DatasetSpec says "
-            f"{tuple(spec.in_shape)} {wanted}; numbers that are no 8-bit pixels need float32 and "
-            "pixels=False"
+            f"DatasetSpec says {tuple(spec.in_shape)} {wanted}; numbers that are no 8-bit pixels "
+            "need float32 and pixels=False"
         )
     for part, values in (
         ("labels", labels),
@@ -122,13 +129,26 @@ def _checked(split: ImageSplit, spec: DatasetSpec, who: str, least: int = 0) -> 
             raise ValueError(
                 f"{who}: {len(images)} samples and {len(values)} {part}; give one for each"
             )
-    if not spec.pixels and not (finite := images.isfinite().flatten(1).all(dim=1)).all():
-        raise ValueError(
-            f"{who}: {int((~finite).sum())} of {len(images)} samples hold NaN or infinite values "
-            "(the first is sample "
-            f"{int((~finite).nonzero()[0])}); repair or remove them"
-        )
+    check_finite(images, who)
     return replace(split, images=images, labels=check_labels(labels, spec.num_classes, who, least))
+
+
+def check_finite(samples: Tensor, who: str) -> None:
+    """Refuses samples with NaN or infinite values.
+
+    Args:
+        samples: ``(N, ...)``.
+        who: What a message begins with.
+
+    Raises:
+        ValueError: Naming the first such sample.
+    """
+    wrong = (~samples.isfinite().flatten(1).all(dim=1)).nonzero().flatten()
+    if len(wrong):
+        raise ValueError(
+            f"{who}: {len(wrong)} of {len(samples)} samples hold NaN or infinite values (the first "
+            f"is sample {int(wrong[0])}); repair or remove them"
+        )
 
 
 def check_labels(labels: Tensor, num_classes: int, who: str, least: int = 0) -> Tensor:
@@ -150,8 +170,8 @@ def check_labels(labels: Tensor, num_classes: int, who: str, least: int = 0) -> 
         found = labels.flatten()[wrong.flatten()][0].item() if wrong.any() else tuple(labels.shape)
         raise ValueError(
             f"{who}: {found} is no label; give one class number from 0 to {num_classes - 1} for "
-            "each sample, and "
-            "samples without a label as unlabeled data"
+            "each sample (of one-hot labels labels.argmax(1)), and samples without a label as "
+            "unlabeled data"
         )
     return numbers
 
@@ -207,8 +227,8 @@ def number_clients(
     if unknown := sorted({name for name in tested or () if name is not None} - numbers.keys()):
         rank_zero_warn(
             f"data.dataset: {len(unknown)} clients of the test samples "
-            f"({', '.join(map(repr, unknown[:3]))}) have no "
-            "training sample; their test samples belong to no client"
+            f"({', '.join(map(repr, unknown[:3]))}) have no training sample; their test samples "
+            "belong to no client"
         )
     own, of_test = (
         None if p is None else torch.tensor([numbers.get(i, -1) for i in p])
@@ -221,21 +241,32 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, (Tensor, np.generic)) else value
 
 
-def read_csv(
-    path: str | Path, columns: Collection[str], key: str = "data.dataset"
-) -> list[dict[str, str]]:
+class Row(dict[str, str]):
+    """The values of a row by the names of their columns.
+
+    Attributes:
+        number: The row's number in the file, as a spreadsheet shows it: the head is row 1.
+    """
+
+    number: int
+
+
+def read_csv(path: str | Path, columns: Collection[str], reading: Reading) -> list[Row]:
     """The rows of a CSV file in UTF-8 with a head, without blanks around names and values.
+
+    Rows without any value are left out, with a warning.
 
     Args:
         path: The file.
         columns: The columns that it must have.
-        key: How a message begins.
+        reading: Takes the warning; its key is how a message begins.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the text cannot be read, a column is missing, or a row has another number of
-            values.
+        ValueError: If the text cannot be read, a column is missing or named twice, or a row has
+            another number of values.
     """
+    key = reading.key
     if not Path(path).is_file():
         raise FileNotFoundError(f"{key}: the file {str(path)!r} does not exist")
     try:
@@ -248,12 +279,34 @@ def read_csv(
     if missing := [column for column in columns if column not in head]:
         raise ValueError(
             f"{key}: {str(path)!r} has no column {', '.join(map(repr, missing))}; there are "
-            f"{', '.join(head)}, which "
-            "commas must separate"
+            f"{', '.join(head)}, which commas must separate"
         )
-    for line, row in enumerate(rows, start=2):
-        if row and len(row) != len(head):
+    if double := [name for name, count in Counter(head).items() if name and count > 1]:
+        raise ValueError(
+            f"{key}: {str(path)!r} has several columns {cut(double[0])!r}; rename or remove them"
+        )
+    found, empty = [], []
+    for number, values in enumerate(rows, start=2):
+        if not any(values):
+            empty += [number] if values else []  # a blank line is nothing to speak of
+            continue
+        if len(values) != len(head):
             raise ValueError(
-                f"{key}: {str(path)!r}, row {line} has {len(row)} values for {len(head)} columns"
+                f"{key}: {str(path)!r}, row {number} has {len(values)} values for {len(head)} "
+                "columns"
             )
-    return [dict(zip(head, row, strict=True)) for row in rows if row]
+        row = Row(zip(head, values, strict=True))
+        row.number = number
+        found.append(row)
+    if empty:
+        reading.warn(
+            f"{Path(path).name}: {len(empty)} rows without any value are left out (the first is "
+            f"row {empty[0]})"
+        )
+    return found
+
+
+def part_of(word: str) -> str:
+    """The part that a cell of a split column names; ``val`` is validation, case does not count."""
+    part = word.lower()
+    return {"val": "validation", "unlabelled": "unlabeled"}.get(part, part)

@@ -4,7 +4,9 @@ file.
 
 from __future__ import annotations
 
+import difflib
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -12,9 +14,16 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_fedssl.data.datasets import IMAGE_FOLDER, DatasetSpec, ImageSplit
-from lightning_fedssl.data.image_files import image_files, read_images, visible_folders
-from lightning_fedssl.data.sources.base import DataSource, LoadedData, number_clients, read_csv
+from lightning_fedssl.data.datasets import IMAGE_FOLDER, DatasetSpec, ImageSplit, shortened
+from lightning_fedssl.data.image_files import described, image_files, read_images, visible_folders
+from lightning_fedssl.data.sources.base import (
+    DataSource,
+    LoadedData,
+    number_clients,
+    part_of,
+    read_csv,
+)
+from lightning_fedssl.data.sources.reading import NO_LABEL
 
 _NORMALIZATION = {3: ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), 1: ((0.449,), (0.226,))}
 """ImageNet's usual constants by the number of channels; grey: their means."""
@@ -42,7 +51,8 @@ class ImageList(DataSource):
     """Base of sources of image files: a subclass lists them.
 
     An image is resized to cover a square and cropped to its centre; the normalisation is
-    ImageNet's. The classes are in sorted order of their names.
+    ImageNet's. The classes are in sorted order of their names. A training image whose label is
+    empty, NA, nan, None, ? or -1 has none, and only clients get it.
 
     Args:
         root: The folder that file names are relative to.
@@ -56,14 +66,14 @@ class ImageList(DataSource):
     def __init__(self, root: str | Path, image_size: int, channels: int = 3) -> None:
         if image_size < 1 or channels not in _NORMALIZATION:
             raise ValueError(
-                f"data.dataset: image_size is {image_size} and channels {channels}: give a side "
-                "of at least 1 pixel, "
-                "and 1 or 3 channels"
+                f"data.dataset: image_size is {image_size} and channels {channels}: give a side of "
+                "at least 1 pixel, and 1 or 3 channels"
             )
         self.root = str(root)
         self.image_size = image_size
         self.channels = channels
         self._lists: Lists | None = None
+        self._left_out: Counter[str] = Counter()
 
     def list_images(self) -> Lists:
         """The images of the parts train, test and,
@@ -96,12 +106,26 @@ class ImageList(DataSource):
         )
 
     def _listed(self) -> Lists:
-        self._lists = self._lists or self.list_images()
-        if empty := [part for part in ("train", "test") if not self._lists.get(part)]:
-            raise FileNotFoundError(
-                f"data.dataset: {type(self).__name__} found no {empty[0]} images with labels in "
-                f"{self.root!r}"
-            )
+        if self._lists is None:
+            lists = self.list_images()
+            empty = [image for image in lists["train"] if image.label in NO_LABEL]
+            if any(image.label for image in empty):
+                self.reading.warn(
+                    f"{len(empty)} training images have no label: {empty[-1].label!r} of "
+                    f"{empty[-1].path.name!r}"
+                )
+            unlabeled = [image._replace(label="") for image in empty]
+            lists["train"] = [image for image in lists["train"] if image.label not in NO_LABEL]
+            lists["unlabeled"] = lists.get("unlabeled", []) + unlabeled
+            rest = described(self._left_out)
+            if absent := [part for part in ("train", "test") if not lists.get(part)]:
+                raise FileNotFoundError(
+                    f"data.dataset: {type(self).__name__} found no {absent[0]} images with labels "
+                    f"in {self.root!r}{_contents(Path(self.root))}{rest}"
+                )
+            if rest:
+                self.reading.warn(f"{Path(self.root).name}{rest}")
+            self._lists = lists
         return self._lists
 
     def _read(
@@ -114,9 +138,8 @@ class ImageList(DataSource):
         if unknown := [image for image in images if image.label not in numbers]:
             raise ValueError(
                 f"data.dataset: the class {unknown[0].label!r} of {str(unknown[0].path)!r} is not "
-                "among the classes of "
-                f"the training images ({', '.join(spec.class_names)}); correct the label, or add "
-                "training images"
+                f"among the classes of the training images ({', '.join(spec.class_names)}); "
+                "correct the label, or add training images"
             )
         labels = torch.tensor([numbers[image.label] for image in images])
         files = tuple(Path(os.path.relpath(image.path, self.root)).as_posix() for image in images)
@@ -128,7 +151,8 @@ class ImageFolder(ImageList):
     ``data.dataset image_folder``.
 
     Images in ``root/unlabeled``, in any folder, have no label; those in ``root/validation/<class>``
-    (or ``root/val``) are the validation images. Names that begin with a dot are ignored.
+    (or ``root/val``) are the validation images. Names that begin with a dot are ignored, and so are
+    thumbnails and other folders that a NAS or an archive adds.
 
     Args:
         root: The folder.
@@ -144,22 +168,43 @@ class ImageFolder(ImageList):
 
     def list_images(self) -> Lists:
         """Lists the folders; see the base class."""
-        root = Path(self.root)
-        lists: Lists = {"train": _of_classes(root / "train"), "test": _of_classes(root / "test")}
-        lists["validation"] = _of_classes(root / "validation") or _of_classes(root / "val")
+        root, parts = Path(self.root), ("train", "test", "validation", "val", "unlabeled")
+        for folder in visible_folders(root):
+            if folder.name in parts:
+                continue
+            if difflib.get_close_matches(folder.name.lower(), parts, n=1, cutoff=0.7):
+                raise FileNotFoundError(
+                    f"data.root: {self.root!r} has the folder {folder.name!r}, but those that are "
+                    f"read are {', '.join(parts)}: rename or move it"
+                )
+            self._left_out[f"{folder.name}/"] += 1
+        lists = {part: self._of_classes(root / part) for part in parts[:3]}
+        lists["validation"] = lists["validation"] or self._of_classes(root / "val")
         if (root / "unlabeled").is_dir():
-            lists["unlabeled"] = [
-                ListedImage(path, "") for path in image_files(root / "unlabeled", "data.root")
-            ]
+            files = image_files(root / "unlabeled", "data.root", self._left_out)
+            lists["unlabeled"] = [ListedImage(path, "") for path in files]
         return lists
+
+    def _of_classes(self, root: Path) -> list[ListedImage]:
+        """The images of every class folder in torchvision's order: a folder's own files precede
+        those of its folders.
+        """
+        found = [
+            (folder.name, path)
+            for folder in visible_folders(root, self._left_out)
+            for path in image_files(folder, "data.root", self._left_out)
+        ]
+        return [
+            ListedImage(path, name)
+            for name, path in sorted(found, key=lambda f: (f[0], str(f[1].parent), f[1].name))
+        ]
 
 
 class ImageTable(ImageList):
     """Images listed in a CSV file with a head: file names and labels, with columns for the split
     and the client.
 
-    The split column holds train, test, validation or unlabeled; a training image without a label
-    counts as unlabeled, and only clients get it.
+    The split column holds train, test, validation (or val) or unlabeled.
 
     Args:
         csv_file: The CSV file, UTF-8.
@@ -203,27 +248,20 @@ class ImageTable(ImageList):
         client = self.client_column
         lists: Lists = {"train": [], "test": [], "validation": [], "unlabeled": []}
         seen: set[Path] = set()
-        for row in read_csv(self.csv_file, columns + ([client] if client else [])):
-            name, label, part = (row[column] for column in columns)
-            path = Path(os.path.normpath(Path(self.root, name)))
-            if part == "unlabeled" or (part == "train" and not label):
-                part, label = "unlabeled", ""
+        for row in read_csv(self.csv_file, columns + ([client] if client else []), self.reading):
+            name, label, word = (row[column] for column in columns)
+            path, part = Path(os.path.normpath(Path(self.root, name))), part_of(word)
             owner = (row[client] if client else "") or None
-            if (
-                not name
-                or part not in lists
-                or path in seen
-                or (part in ("test", "validation") and not label)
-            ):
-                raise ValueError(
-                    f"data.dataset: {self.csv_file!r}: the row {row} needs a file that no other "
-                    "row names, a split "
-                    f"({', '.join(lists)}) and, in test and validation, a label"
-                )
+            where = f"data.dataset: {self.csv_file!r}, row {row.number}"
+            if not name or path in seen:
+                raise ValueError(f"{where}: the file {name!r} must be one that no other row names")
+            if part not in lists:
+                raise ValueError(f"{where}: the split {word!r} must be one of {', '.join(lists)}")
             if client and not owner and part in ("train", "unlabeled"):
-                raise ValueError(
-                    f"data.dataset: {self.csv_file!r}: the row {row} has no {client}; complete it"
-                )
+                raise ValueError(f"{where} has no {client}; complete it")
+            if part in ("test", "validation") and label in NO_LABEL:
+                raise ValueError(f"{where}: the {part} image has no label; complete it")
+            label = "" if part == "unlabeled" else label
             seen.add(path)
             lists[part].append(ListedImage(path, label, owner))
         return lists
@@ -257,27 +295,23 @@ class SiteFolders(ImageList):
     def list_images(self) -> Lists:
         """Lists the folders; see the base class."""
         lists: Lists = {"train": [], "test": []}
-        for site in visible_folders(Path(self.root)):
-            for folder in visible_folders(site):
-                for number, path in enumerate(image_files(folder, "data.dataset"), start=1):
+        for site in visible_folders(Path(self.root), self._left_out):
+            for folder in visible_folders(site, self._left_out):
+                files = image_files(folder, "data.dataset", self._left_out)
+                for number, path in enumerate(files, start=1):
                     part = "test" if number % self.test_every == 0 else "train"
                     lists[part].append(ListedImage(path, folder.name, site.name))
         return lists
 
 
-def _of_classes(root: Path) -> list[ListedImage]:
-    """The images of every class folder in torchvision's order: a folder's own files precede those
-    of its folders.
-    """
-    found = [
-        (folder.name, path)
-        for folder in visible_folders(root)
-        for path in image_files(folder, "data.root")
-    ]
-    return [
-        ListedImage(path, name)
-        for name, path in sorted(found, key=lambda f: (f[0], str(f[1].parent), f[1].name))
-    ]
+def _contents(root: Path) -> str:
+    """What is in a folder in which images were sought, as the end of a sentence."""
+    if not root.is_dir():
+        return ", which is a file: unpack it" if root.is_file() else ", which does not exist"
+    names = sorted(entry.name for entry in root.iterdir())
+    deeper = [name for name in names if Path(root, name, "train").is_dir()]
+    hint = f"; try {str(root / deeper[0])!r}" if deeper else ""
+    return f", which holds {shortened(', '.join(names)) or 'nothing'}{hint}"
 
 
 def _training(lists: Lists) -> list[ListedImage]:

@@ -71,10 +71,9 @@ def _samples(datamodule: LightningDataModule, part: str) -> Any:
 
 
 class _Part(Subset[Any]):
-    """Some samples of a data set, with the names of its classes and their clients."""
+    """Some samples of a data set, with the names of their clients."""
 
     def __init__(self, dataset: Dataset[Any], indices: list[int]) -> None:
         super().__init__(dataset, indices)
         clients = getattr(dataset, "client_ids", None)
         self.client_ids = None if clients is None else [clients[i] for i in indices]
-        self.classes = getattr(dataset, "classes", ())

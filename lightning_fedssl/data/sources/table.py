@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from lightning_fedssl.data.datasets import shortened
 from lightning_fedssl.data.sources.arrays import Datasets, as_dataset
-from lightning_fedssl.data.sources.base import read_csv
+from lightning_fedssl.data.sources.base import Row, part_of, read_csv
+from lightning_fedssl.data.sources.reading import MISSING, NO_LABEL, Reading, cut, listed
 
-_EMPTY = ("", "NA", "N/A", "n/a", "NULL", "null", "None")
-"""Values that stand for a missing number, beside nan."""
+_PARTS = ("train", "test", "unlabeled", "validation")
+
+_NAMELESS = re.compile(r"|Unnamed: \d+|\.\.\.\d+")
+"""What spreadsheets, pandas and R write above row numbers."""
+
+_ALMOST_A_NUMBER = re.compile(r"[<>≤≥~]?\s*[-+]?\d+([.,' \u00a0]\d+)*\s*%?")
+"""Numbers with separators, limits or percent signs."""
+
+_LEAST_DIFFERENT = 20
+"""The smallest number of values that can look like an identifier by all being different."""
 
 
 class Table(Datasets):
@@ -22,20 +32,22 @@ class Table(Datasets):
     Missing values of numeric columns become the median; categorical columns are one-hot encoded, a
     category that no training row has as zeros. scikit-learn's transformers are fitted on all
     training rows, those of the clients included: a real federation would exchange medians and
-    categories for it. ``data.normalize`` then standardises every column. A row without a label is a
-    training row without a label, which only clients get.
+    categories for it. ``data.normalize`` then standardises every column. A row without a label
+    (empty, NA, nan, None, ? or -1) is a training row without a label, which only clients get.
 
     Args:
-        csv_file: The CSV file, UTF-8.
+        csv_file: The CSV file, UTF-8. Columns without a name or a value are left out.
         label_column: Column of the classes' names; the classes are in sorted order.
         client_column: Column of the clients' identifiers, for
             :class:`~lightning_fedssl.data.partition.natural.NaturalClients`; no identifiers if left
             out.
-        split_column: Column with train, test or validation; if left out, of every class each fifth
-            row is a test row.
-        numeric: The numeric columns; if left out, those whose values are all numbers or empty (NA,
-            null, nan, ...).
+        split_column: Column with train, test, validation (or val) or unlabeled; if left out, of
+            every class each fifth row is a test row.
+        numeric: The numeric columns; if left out, those of which most cells are numbers. A warning
+            names other cells, which are missing values as empty ones (NA, null, nan, ...) are.
         categorical: The categorical columns; if left out, all others.
+        ignore: Columns that are left out.
+        strict: Whether other cells of numeric columns are refused.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -50,39 +62,42 @@ class Table(Datasets):
         split_column: str | None = None,
         numeric: Sequence[str] | None = None,
         categorical: Sequence[str] | None = None,
+        ignore: Sequence[str] = (),
+        strict: bool = False,
     ) -> None:
         special = [column for column in (label_column, client_column, split_column) if column]
-        rows = read_csv(csv_file, [*special, *(numeric or ()), *(categorical or ())])
-        table = {
-            column: np.array([row[column] for row in rows], dtype=object)
-            for column in (rows[0] if rows else special)
-        }
-        classes = sorted(set(table[label_column]) - {""})
-        labels = np.array([classes.index(label) if label else -1 for label in table[label_column]])
-        place = table[split_column].copy() if split_column else _every_fifth(labels)
-        place[(place == "train") & (labels < 0)] = "unlabeled"
+        named = [*special, *(numeric or ()), *(categorical or ()), *ignore]
+        rows = read_csv(csv_file, named, self.reading)
+        words = ["" if row[label_column] in NO_LABEL else row[label_column] for row in rows]
+        classes = sorted(set(words) - {""})
+        labels = np.array([classes.index(word) if word else -1 for word in words])
+        place = _every_fifth(labels)
+        if split_column:
+            place = np.array([part_of(row[split_column]) for row in rows], dtype=object)
         found = sorted(set(place))
-        if not {"train", "test"} <= set(found) <= {"train", "test", "unlabeled", "validation"}:
+        if not {"train", "test"} <= set(found) <= set(_PARTS):
             raise ValueError(
                 f"data.dataset: {csv_file!r} needs rows of train and of test, and no others than "
-                "of unlabeled and "
-                f"validation; there are {shortened(', '.join(found))}"
+                f"of unlabeled and validation; there are {shortened(', '.join(found))}"
             )
-        if numeric is None:
-            numeric = [
-                c
-                for c in table
-                if c not in [*special, *(categorical or ())] and _numbers(table[c]) is not None
-            ]
-        if categorical is None:
-            categorical = [column for column in table if column not in [*special, *numeric]]
-        features = _encode(table, numeric, categorical, np.isin(place, ["train", "unlabeled"]))
+        empty = [row for row in rows if row[label_column] in NO_LABEL and row[label_column]]
+        if empty:
+            self.reading.warn(
+                f"{cut(label_column)}: {len(empty)} of {len(rows)} rows have no label: "
+                f"{empty[0][label_column]!r} in row {empty[0].number}"
+            )
+        columns = [_Column(name, rows) for name in rows[0] if name not in special]
+        asked: dict[str, Sequence[str] | None]
+        asked = {"ignore": ignore, "numeric": numeric, "categorical": categorical}
+        chosen = {column.name: column.kind(asked) for column in columns}
+        _report(columns, chosen, strict, self.reading)
+        features = _encode(columns, chosen, np.isin(place, ["train", "unlabeled"]))
         samples = {
             part: as_dataset((features[place == part], labels[place == part])) for part in found
         }
         owners = {
-            p: [name or None for name in table[client_column][place == p]]
-            for p in found
+            part: [rows[row][client_column] or None for row in np.flatnonzero(place == part)]
+            for part in found
             if client_column
         }
         parts: Any = [samples.get(part) for part in ("train", "test", "unlabeled", "validation")]
@@ -91,7 +106,117 @@ class Table(Datasets):
         super().__init__(*parts)
 
 
-def _encode(table: Any, numeric: Sequence[str], categorical: Sequence[str], training: Any) -> Any:
+class _Column:
+    """A column of features.
+
+    Attributes:
+        name: Its name.
+        shown: Its name in messages.
+        cells: The text of each row.
+        lines: The number of each row in the file.
+        missing: Whether a row has no value.
+        numbers: The values as float64, NaN for cells without a number.
+        odd: The rows whose cells are neither numbers nor missing.
+    """
+
+    def __init__(self, name: str, rows: Sequence[Row]) -> None:
+        self.name, self.shown = name, cut(name)
+        self.cells = np.array([row[name] for row in rows], dtype=object)
+        self.lines = [row.number for row in rows]
+        self.missing = np.isin(self.cells, list(MISSING))
+        self.numbers = np.array([_number(cell) for cell in self.cells])
+        self.odd = np.flatnonzero(np.isnan(self.numbers) & ~self.missing).tolist()
+
+    def kind(self, asked: Mapping[str, Sequence[str] | None]) -> str:
+        """What becomes of the column: ``numeric``, ``categorical``, or why it is left out."""
+        words = [row for row in self.odd if not _ALMOST_A_NUMBER.fullmatch(self.cells[row])]
+        for kind, names in asked.items():
+            if self.name in (names or ()):
+                return kind
+        if not any(self.cells):
+            return "no value"
+        if _NAMELESS.fullmatch(self.name):
+            return "no name"
+        if asked["numeric"] is None and 2 * len(words) < (~self.missing).sum():
+            return "numeric"
+        return "categorical" if asked["categorical"] is None else "not chosen"
+
+    def check_numbers(self, strict: bool, reading: Reading) -> None:
+        """Names the cells of a numeric column that are no numbers.
+
+        Raises:
+            ValueError: If a number is infinite, or most cells are no numbers, or ``strict``.
+        """
+        infinite = np.flatnonzero(np.isinf(self.numbers)).tolist()
+        if not (wrong := infinite or self.odd):
+            return
+        what = "infinite" if infinite else "no numbers"
+        text = (
+            f"{self.shown}: {len(wrong)} of {len(self.cells)} cells are {what}: "
+            f"{cut(self.cells[wrong[0]])!r} in row {self.lines[wrong[0]]}"
+        )
+        if strict or infinite or 2 * len(self.odd) >= (~self.missing).sum():
+            raise ValueError(
+                f"data.dataset: {text}; correct or empty them, or give categorical or ignore: "
+                f"[{self.shown}]"
+            )
+        reading.warn(f"{text}; they count as missing")
+
+    def looks_like_identifier(self, kind: str) -> bool:
+        """Whether all numbers differ and are whole or in equal steps, or most words differ."""
+        if (~self.missing).sum() < _LEAST_DIFFERENT:
+            return False
+        if kind == "categorical":
+            known = self.cells[~self.missing]
+            return 2 * len(set(known)) > len(known)
+        numbers = self.numbers[~np.isnan(self.numbers)]
+        steps = np.diff(numbers)
+        regular = np.array_equal(numbers, numbers.round()) or np.allclose(steps, steps[0])
+        return bool(regular and len(set(numbers)) == len(numbers))
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return np.nan
+
+
+def _report(
+    columns: Sequence[_Column], chosen: Mapping[str, str], strict: bool, reading: Reading
+) -> None:
+    """Completes the report by the columns, and refuses those that are no features."""
+    described: dict[str, list[str]] = {"numeric": [], "categorical": [], "left out": []}
+    missing = []
+    for column in columns:
+        kind, name, values = chosen[column.name], column.shown, set(column.cells)
+        if kind not in described:
+            described["left out"].append(f"{name!r} ({kind})")
+            continue
+        if {"train", "test"} <= {part_of(value) for value in values} <= {*_PARTS, ""}:
+            raise ValueError(
+                f"data.dataset: the column {name} names parts of the data: give split_column: "
+                f"{name} or ignore: [{name}]"
+            )
+        if kind == "numeric":
+            column.check_numbers(strict, reading)
+        if column.looks_like_identifier(kind):
+            reading.warn(
+                f"{name}: {len(values)} different values in {len(column.cells)} rows, as of an "
+                f"identifier or row number; leave it out by ignore: [{name}] if it is one"
+            )
+        described[kind].append(name if kind == "numeric" else f"{name} ({len(values)} values)")
+        if absent := column.missing.sum() + (len(column.odd) if kind == "numeric" else 0):
+            missing.append(f"{name} {absent}")
+    if not described["numeric"] + described["categorical"]:
+        raise ValueError("data.dataset: the table has no column of features")
+    texts = (f"{kind} {listed(names)}" for kind, names in described.items() if names)
+    reading.facts["columns"] = "; ".join(texts)
+    if missing:
+        reading.facts["missing values"] = listed(missing)
+
+
+def _encode(columns: Sequence[_Column], chosen: Mapping[str, str], training: Any) -> Any:
     """The features of every row, float32 ``(rows, features)``.
 
     The transformers are fitted on the training rows.
@@ -100,37 +225,17 @@ def _encode(table: Any, numeric: Sequence[str], categorical: Sequence[str], trai
     from sklearn.preprocessing import OneHotEncoder
 
     features = []
+    numeric = [column.numbers for column in columns if chosen[column.name] == "numeric"]
     if numeric:
-        columns = [_numbers(table[column]) for column in numeric]
-        if wrong := [name for name, column in zip(numeric, columns, strict=True) if column is None]:
-            raise ValueError(
-                f"data.dataset: a value of the numeric column {wrong[0]!r} is no number"
-            )
-        values = np.stack(columns, axis=1)
-        if infinite := np.argwhere(np.isinf(values)).tolist():
-            row, column = infinite[0]
-            raise ValueError(
-                f"data.dataset: row {row + 2} has an infinite {numeric[column]!r}; correct or "
-                "empty it"
-            )
-        features.append(
-            SimpleImputer(strategy="median", keep_empty_features=True)
-            .fit(values[training])
-            .transform(values)
-        )
+        values = np.stack(numeric, axis=1)
+        imputer = SimpleImputer(strategy="median", keep_empty_features=True).fit(values[training])
+        features.append(imputer.transform(values))
+    categorical = [column.cells for column in columns if chosen[column.name] == "categorical"]
     if categorical:
-        words = np.stack([table[column] for column in categorical], axis=1)
+        words = np.stack(categorical, axis=1)
         encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False).fit(words[training])
         features.append(encoder.transform(words))
     return np.concatenate(features, axis=1).astype(np.float32)
-
-
-def _numbers(values: Any) -> Any:
-    """A column as float64, NaN for a missing value; None if a value is no number."""
-    try:
-        return np.array([np.nan if value in _EMPTY else float(value) for value in values])
-    except ValueError:
-        return None
 
 
 def _every_fifth(labels: Any) -> Any:

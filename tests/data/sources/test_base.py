@@ -14,6 +14,7 @@ import torch
 from lightning_fedssl.data import DataSource, FederatedDataModule, Iid, LoadedData, NaturalClients
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.sources.base import number_clients, read_csv
+from lightning_fedssl.data.sources.reading import Reading
 from tests.data.helpers import federation, samples
 
 
@@ -56,7 +57,7 @@ class Mistaken(DataSource):
         ("clients", "train: 60 samples and 50 client_ids; give one for each"),
         ("files", "train: 60 samples and 2 files; give one for each"),
         ("nan", r"train: 1 of 60 samples hold NaN or infinite values \(the first is sample 3\)"),
-        ("one class", r"there is one class \(a, b\); two are needed"),
+        ("one class", r"there is one class \(a, b\) or none; two are needed"),
         ("names", "2 classes, 1 class_names, .*; name all classes"),
         ("mean", "1 means and 2 stds"),
         ("std", "must be finite, and std above 0"),
@@ -129,4 +130,4 @@ def test_numbers_of_other_types_and_test_samples_without_a_client_are_read() -> 
 
 def test_a_csv_file_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"data.root: the file '.*no.csv' does not exist"):
-        read_csv(tmp_path / "no.csv", [], "data.root")
+        read_csv(tmp_path / "no.csv", [], Reading("data.root"))

@@ -1,0 +1,175 @@
+"""What was read: one short report, from which a person sees what was read wrongly."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
+
+MISSING = frozenset(
+    ["", "NA", "na", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NAN", "NULL", "null", "None"]
+)
+"""Cells of a table that hold no value."""
+
+NO_LABEL = MISSING | {"?", "-1", "-1.0"}
+"""Words that stand for no label."""
+
+FILE_NAME = "data.txt"
+"""The report's file in the folder of a run."""
+
+_MOST_LINES = 8
+_MOST_NAMES = 6
+_LONGEST_NAME = 30
+_DISTINCT = 0.99
+"""Rows of a table may be equal by chance; if more than this share of them differ, they are not."""
+
+_log = logging.getLogger(__name__)
+
+
+class Reading:
+    """The report of a reader, which :class:`~lightning_fedssl.data.sources.base.DataSource` fills.
+
+    ``fit`` and ``partition`` print it, and it is the file ``data.txt`` in the folder of a run.
+
+    Args:
+        key: What a warning in the log begins with.
+
+    Attributes:
+        facts: Lines by their topics, such as ``classes``.
+        warnings: What is probably wrong: row, column or file, and the remedy.
+    """
+
+    def __init__(self, key: str = "data.dataset") -> None:
+        self.key = key
+        self.facts: dict[str, str] = {}
+        self.warnings: list[str] = []
+
+    def warn(self, text: str) -> None:
+        """Add a warning, and log it; one that is known already changes nothing.
+
+        Args:
+            text: What is wrong, where, and the remedy.
+        """
+        if text not in self.warnings:
+            self.warnings.append(text)
+            _log.warning("%s: %s", self.key, text)
+
+    def lines(self) -> list[str]:
+        """All lines; warnings begin with ``!``."""
+        facts = [f"{topic}: {text}" for topic, text in self.facts.items()]
+        return facts + [f"! {text}" for text in self.warnings]
+
+    def summary(self) -> str:
+        """At most eight lines; the file of the run has all of them."""
+        lines = self.lines()
+        if len(lines) > _MOST_LINES:
+            hidden = len(lines) - _MOST_LINES + 1
+            lines[-hidden:] = [f"! {hidden} more warnings: see the log, or {FILE_NAME} of a run"]
+        return "\n".join(lines)
+
+    def inspect(
+        self,
+        spec: DatasetSpec,
+        train: ImageSplit,
+        test: ImageSplit,
+        validation: ImageSplit | None = None,
+    ) -> None:
+        """Complete the report by what all readers have in common.
+
+        Args:
+            spec: Shape, classes and clients.
+            train: The training samples.
+            test: The test samples.
+            validation: The validation samples, if the data have some.
+        """
+        parts = {"training": train, "validation": validation, "test": test}
+        given = {part: split for part, split in parts.items() if split is not None}
+        sizes = ", ".join(f"{len(split.labels):,} {part}" for part, split in given.items())
+        data = f"{spec.name}, {sizes} {spec.noun}s of shape {tuple(spec.in_shape)}"
+        self.facts = {"data": data, "classes": _classes(spec, given)} | self.facts
+        if spec.client_names:
+            self.facts["clients"] = _clients(spec, train)
+        self.warn_of_classes(spec.class_names, train.labels)
+
+    def warn_of_classes(self, names: Sequence[str], labels: Tensor) -> None:
+        """Name the classes that no training sample has, and those that differ in spelling only.
+
+        Args:
+            names: All classes.
+            labels: Labels of the training samples, -1 for none.
+        """
+        counts = _counts(labels, len(names))
+        if empty := [cut(name) for name, count in zip(names, counts, strict=True) if not count]:
+            self.warn(
+                f"no training sample has the class {listed(empty)} ({len(empty)} of {len(names)} "
+                "classes): labels are numbered from 0 without gaps; subtract 1 if yours begin at 1"
+            )
+        spelled: dict[str, str] = {}
+        for name in names:
+            other = spelled.setdefault(" ".join(name.casefold().split()), name)
+            if other != name:
+                self.warn(f"the classes {cut(other)!r} and {cut(name)!r} may be one, spelled twice")
+
+    def warn_of_leak(self, train: ImageSplit, test: ImageSplit) -> None:
+        """Say how many test samples have the same content as a training sample.
+
+        Rows of a table count only where rows hardly ever are equal by chance.
+
+        Args:
+            train: The training samples.
+            test: The test samples.
+        """
+        known = set(_contents(train.images))
+        if train.images.ndim == 2 and len(known) < _DISTINCT * len(train.images):
+            return
+        same = [row for row, content in enumerate(_contents(test.images)) if content in known]
+        if same:
+            first = repr(test.files[same[0]]) if test.files else f"number {same[0]}"
+            self.warn(
+                f"{len(same)} of {len(test.images)} test samples have the content of a training "
+                f"sample (the first is {first}): remove them from one of the parts"
+            )
+
+
+def cut(name: str) -> str:
+    """A name as a report shows it: its first characters."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names, and how many there are besides."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _classes(spec: DatasetSpec, parts: Mapping[str, ImageSplit]) -> str:
+    """The classes with their counts in each part."""
+    counts = [_counts(split.labels, spec.num_classes) for split in parts.values()]
+    each = [
+        f"{cut(name)} {'/'.join(str(count[label]) for count in counts)}"
+        for label, name in enumerate(spec.class_names)
+    ]
+    unknown = int((parts["training"].labels < 0).sum())
+    return f"{listed(each)} ({'/'.join(parts)}); {unknown:,} training {spec.noun}s without a label"
+
+
+def _clients(spec: DatasetSpec, train: ImageSplit) -> str:
+    """The clients with their sizes, and how many of their samples have a label."""
+    assert train.client_ids is not None  # of every source that names clients
+    sizes = _counts(train.client_ids, len(spec.client_names))
+    labeled = _counts(train.client_ids[train.labels >= 0], len(spec.client_names))
+    each = [f"{cut(n)} {sizes[k]}/{labeled[k]}" for k, n in enumerate(spec.client_names)]
+    return f"{len(each)}: {listed(each)} ({spec.noun}s/with a label)"
+
+
+def _counts(numbers: Tensor, most: int) -> list[int]:
+    found: list[int] = torch.bincount(numbers[numbers >= 0], minlength=most).tolist()
+    return found
+
+
+def _contents(images: Tensor) -> list[int]:
+    return [hash(image.tobytes()) for image in images.cpu().numpy()]

@@ -1,0 +1,347 @@
+"""What other people's files hold: it is read rightly, reported, or refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset, Subset
+
+from lightning_fedssl.callbacks import RoundProgress
+from lightning_fedssl.data import Datasets, FederatedDataModule, ImageFolder, ImageTable, SiteFolders, Table
+from lightning_fedssl.data.sources.reading import Reading
+from tests.data.helpers import samples
+from tests.toy import stand_in
+
+OWN: dict[str, Any] = {"weak": "none", "strong": "none", "num_clients": 2, "num_labels": 4}
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    monkeypatch.chdir(tmp_path)
+
+
+def set_up(source: Any, **settings: Any) -> FederatedDataModule:
+    data = FederatedDataModule(source, **OWN | settings)
+    data.setup()
+    return data
+
+
+# Tables
+
+
+def column(name: str, change: dict[int, str], label: dict[int, str] | None = None) -> str:
+    """A file of 60 rows with the columns x and ``name``, some cells of which are changed; rows count from 2."""
+    rows = [f",{name},x,label"]
+    for row in range(2, 62):
+        other = change.get(row, f"{(row * 37) % 101 / 7:.3f}")
+        rows.append(f'{row},"{other}",{(row * 17) % 23},{(label or {}).get(row, "ab"[row % 2])}')
+    return "\n".join(rows) + "\n"
+
+
+ALL = range(2, 62)
+READ: list[tuple[str, dict[str, Any], int, str]] = [
+    (column("y", {}), {}, 2, "columns: numeric y, x; left out '' (no name)"),
+    (column("Unnamed: 0", {}), {}, 1, "'Unnamed: 0' (no name)"),
+    (column("y", dict.fromkeys(ALL, "")), {}, 1, "'y' (no value)"),
+    (column("y", {}), {"ignore": ["y"]}, 1, "'y' (ignore)"),
+    (column("y", {3: "NA", 9: "", 10: "#N/A"}), {}, 2, "missing values: y 3"),
+    *((column("y", {18: cell, 20: cell}), {}, 2, f"! y: 2 of 60 cells are no numbers: '{cell}' in row 18")
+      for cell in ("?", "<5", "1,234", "12 mg")),
+    (column("y", {row: str(3 * row) for row in ALL}), {}, 2, "! y: 60 different values in 60 rows"),
+    (column("y", {row: str(row / 4) for row in ALL}), {}, 2, "! y: 60 different values in 60 rows"),
+    (column("y", {row: f"P{row}" for row in ALL}), {}, 1 + 48, "! y: 60 different values in 60 rows"),
+    (column("y", {}) + ",,,\n" * 20, {}, 2, "! t.csv: 20 rows without any value are left out (the first is row 62)"),
+    *((column("y", {}, {3: word, 5: word}), {}, 2, f"! label: 2 of 60 rows have no label: '{word}' in row 3")
+      for word in ("NA", "nan", "None", "?", "-1")),
+    (column("y", {}, {3: ""}), {}, 2, "classes: a 24/6, b 24/5 (training/test); 1 training samples without a label"),
+    (column("y", {}, dict.fromkeys(range(2, 40, 2), "A")), {}, 2, "! the classes 'A' and 'a' may be one"),
+    (column("y", {row: ("train", "val", "test")[row % 3] for row in ALL}), {"split_column": "y"}, 1, "data: Table, 20"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "settings", "features", "line"), READ)
+def test_a_table_is_read_and_reported(text: str, settings: dict[str, Any], features: int, line: str) -> None:
+    Path("t.csv").write_text(text)
+    data = set_up(Table("t.csv", **settings), validation=0)
+    assert data.in_shape == (features,)
+    assert line in "\n".join(data.reading.lines())
+    assert data.num_classes == 2 + ("'A'" in line)
+    assert all("y" not in warning for warning in data.reading.warnings) or line.startswith("! ")
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (column("y", {row: f"{row % 7},5" for row in ALL}), {}, "y: 60 of 60 cells are no numbers: '2,5' in row 2"),
+    (column("y", dict.fromkeys(ALL, "1,234")), {}, "correct or empty them, or give categorical or ignore"),
+    (column("y", {18: "?"}), {"strict": True}, "y: 1 of 60 cells are no numbers: '[?]' in row 18"),
+    (column("y", dict.fromkeys(ALL, "k")), {"numeric": ["y"]}, "y: 60 of 60 cells are no numbers"),
+    (column("x", {}), {}, "has several columns 'x'"),
+    (column("y", {}), {"ignore": ["x", "y"]}, "no column of features"),
+    (column("split", {row: ("train", "test")[row % 2] for row in ALL}), {}, "give split_column: split"),
+    (column("y", {row: ("train", "test")[row % 2] for row in ALL}, {3: "NA"}), {"split_column": "y"}, "-1 is no label"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "settings", "message"), REFUSED)
+def test_a_table_that_cannot_be_read_rightly_is_refused(text: str, settings: dict[str, Any], message: str) -> None:
+    Path("t.csv").write_text(text)
+    with pytest.raises(ValueError, match=f"data.dataset: .*{message}"):
+        set_up(Table("t.csv", **settings))
+
+
+# Arrays and data sets
+
+
+def arrays(**changed: Any) -> str:
+    x, y = np.random.default_rng(0).normal(size=(90, 5)), np.arange(90) % 3
+    test = np.random.default_rng(1).normal(size=(30, 5))
+    np.savez("a.npz", **{"train": x, "train_labels": y, "test": test, "test_labels": y[:30]} | changed)
+    return "a.npz"
+
+
+LABELS = np.arange(90) % 3
+SAID: list[tuple[dict[str, Any], str]] = [
+    ({}, "data: Arrays, 90 training, 30 test samples of shape (5,)"),
+    ({"train_labels": LABELS + 1, "test_labels": LABELS[:30] + 1}, "! no training sample has the class 0 (1 of 4"),
+    ({"train_labels": LABELS * 2 + 3}, "! no training sample has the class 0, 1, 2, 4, 6 (5 of 8 classes)"),
+    ({"test": np.random.default_rng(0).normal(size=(90, 5))[30:60]}, "! 30 of 30 test samples have the content"),
+    ({"train_labels": np.where(LABELS == 2, np.nan, LABELS), "test_labels": LABELS[:30] % 2},
+     "classes: 0 30/20, 1 30/10 (training/test); 30 training samples without a label"),
+    ({"unlabeled": np.zeros((3, 5)), "unlabeled_client_ids": ["n", "s", "s"]},
+     "clients: 2: n 1/0, s 2/0 (samples/with a label)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "line"), SAID)
+def test_arrays_are_reported(changed: dict[str, Any], line: str) -> None:
+    assert line in "\n".join(set_up(arrays(**changed)).reading.lines())
+
+
+@pytest.mark.parametrize("kind", [">f4", ">f8", "reversed"])
+def test_arrays_of_other_machines_and_views_are_read(kind: str) -> None:
+    values = np.arange(450).reshape(90, 5)
+    given = values[::-1] if kind == "reversed" else values.astype(kind)
+    pair: Any = (given, LABELS.astype(">i8"))
+    loaded = FederatedDataModule.from_datasets(pair, pair, **OWN).source.load()  # type: ignore[union-attr]
+    assert np.array_equal(loaded.train.images.numpy(), given)
+    assert loaded.train.labels.tolist() == LABELS.tolist()
+
+
+def test_samples_without_a_label_count_in_the_normalisation() -> None:
+    path = arrays(unlabeled=np.full((90, 5), 10.0))
+    assert set_up(path).spec.mean[0] == pytest.approx(5, abs=0.2)
+
+
+def test_labels_of_the_server_need_no_client(tmp_path: Path) -> None:
+    path = arrays(unlabeled=np.zeros((4, 5)), unlabeled_client_ids=["n", "s", "n", "s"])
+    with np.load(path) as file:
+        given: dict[str, Any] = {
+            "unlabeled": (file["unlabeled"],),
+            "unlabeled_client_ids": file["unlabeled_client_ids"],
+        }
+        pair, test = (file["train"], file["train_labels"]), (file["test"], file["test_labels"])
+    data = FederatedDataModule.from_datasets(pair, test, **given, weak="none", strong="none", num_labels="all")
+    data.setup()
+    assert data.client_names == ("n", "s")
+    assert data.local_data(1, 1).unlabeled.tolist() == [91, 93]
+    data.num_labels = 9
+    with pytest.raises(ValueError, match="labelled samples have no client"):
+        data.setup()
+
+
+class Given(Dataset[Any]):
+    def __init__(self, item: Callable[[int], Any], classes: list[str] | None = None) -> None:
+        self.item = item
+        if classes:
+            self.classes = classes
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        return self.item(index)
+
+
+def image(*shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def rarely_random(index: int) -> Any:
+    return (torch.ones(5) if torch.rand(()) < 1e-9 else torch.zeros(5)), index % 2
+
+
+BAD: list[tuple[Callable[[int], Any], str]] = [
+    (lambda i: (Image.new("L", (8, 8)), i % 2), r"train\[0\] is Image, no tensor; .*pil_to_tensor"),
+    (lambda i: (image(3, 8, 8), "nevus"), "has the label 'nevus'"),
+    (lambda i: (image(3, 8, 8), torch.eye(3)[i % 3]), r"for one-hot labels label.argmax\(\)"),
+    (lambda i: (image(3, 8, 8), 0, "path"), "got 3 values"),
+    (rarely_random, "train draws random numbers"),
+    (lambda i: (torch.full((5,), np.random.default_rng().random()), i % 2), "differs between two readings"),
+    (lambda i: (torch.tensor([1, np.nan if i == 7 else 1.0]), i % 2), r"train: 1 of 40 .*\(the first is sample 7\)"),
+    *((lambda i, dtype=dtype: (image(24, 20, 3, dtype=dtype), i % 2), "where channels come last")
+      for dtype in (torch.uint8, torch.uint16, torch.float32, torch.float64)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("item", "message"), BAD)
+def test_items_of_other_kinds_are_refused_with_the_remedy(item: Callable[[int], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"data.dataset: .*{message}"):
+        Datasets(Given(item), samples((5,))).load()
+
+
+def test_a_data_set_that_seeds_its_draws_is_read() -> None:
+    def seeded(index: int) -> Any:
+        torch.manual_seed(index)
+        return torch.rand(5), index % 2
+
+    assert len(Datasets(Given(seeded), samples((5,))).load().train.labels) == 40
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "fits"),
+    [
+        (["dog", "emu"], ["cat", "dog"], False),
+        (["dog", "emu"], ["emu", "dog"], False),
+        (["dog", "emu"], ["emu"], False),
+        (["dog", "emu"], ["dog"], True),
+        (["dog", "emu"], None, True),
+    ],
+)
+def test_data_sets_must_number_the_same_classes(train: list[str], test: list[str] | None, fits: bool) -> None:
+    first, second = Given(lambda i: (torch.zeros(5), i % 2), train), Given(lambda i: (torch.zeros(5), 0), test)
+    source = Datasets(Subset(first, range(40)), second)
+    if fits:
+        assert source.load().spec.class_names == tuple(train)
+    else:
+        with pytest.raises(ValueError, match=r"the classes of test are .*, those of train dog, emu"):
+            source.load()
+
+
+# Folders
+
+
+def photos(*more: str) -> str:
+    """Folders of eight classes' images in all, and further files; images if their ending is that of one."""
+    files = [f"photos/{p}/{c}/{n}.png" for p, c in (("train", "a"), ("train", "b"), ("test", "a"), ("test", "b"))
+             for n in range(4)]  # fmt: skip
+    for number, file in enumerate([*files, *(f"photos/{name}" for name in more)]):
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        if file.lower().endswith(("png", "jpg")):
+            Image.fromarray(np.random.default_rng(number).integers(0, 255, (8, 8, 3), np.uint8)).save(file)
+        else:
+            Path(file).write_bytes(b"\0")
+    return "photos"
+
+
+def unlabeled(root: str) -> int:
+    return len(ImageFolder(root, 8).list_images().get("unlabeled", []))
+
+
+@pytest.mark.parametrize(
+    ("files", "found", "line"),
+    [
+        (["unlabeled/0.jpg", *(f"unlabeled/{n}.HEIC" for n in range(20))], 1, "left out: .heic (20); convert images"),
+        (["unlabeled/0.jpg", "unlabeled/1.dcm", "unlabeled/IM0"], 1, "left out: .dcm (1), no ending (1)"),
+        (["unlabeled/0.jpg", "unlabeled/@eaDir/0.jpg"], 1, "left out: @eaDir/ (1)"),
+        (["unlabeled/0.jpg", "unlabeled/sub/__MACOSX/0.jpg"], 1, "left out: __MACOSX/ (1)"),
+        (["unlabeled/0.jpg", "unlabeled/0_thumb.jpg"], 1, "left out: thumbnails (1)"),
+        (["train/0.png"], 0, "left out: .png beside class folders (1)"),
+        (["train/@eaDir/a/0.png"], 0, "left out: @eaDir/ (1)"),
+        (["masks/0.png"], 0, "left out: masks/ (1)"),
+    ],
+)
+def test_what_a_phone_and_a_disk_add_is_left_out_with_a_word(
+    files: list[str], found: int, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = photos(*files)
+    data = set_up(ImageFolder(root, 8), validation=0)
+    assert (unlabeled(root), data.class_names) == (found, ("a", "b"))
+    assert f"! photos; {line}" in data.reading.summary()
+    assert [record.levelname for record in caplog.records if line in record.message] == ["WARNING"]
+
+
+def test_system_files_and_hidden_files_are_not_spoken_of() -> None:
+    root = photos("unlabeled/0.png", "unlabeled/Thumbs.db", "train/desktop.ini", "unlabeled/.DS_Store")
+    assert set_up(ImageFolder(root, 8), validation=0).reading.warnings == []
+
+
+@pytest.mark.parametrize("target", ["..", ".", "../..", "sub"])
+def test_a_link_to_a_folder_above_or_read_already_is_left_out(target: str) -> None:
+    root = photos("unlabeled/0.png", "unlabeled/1.png", "unlabeled/sub/2.png")
+    os.symlink(target, f"{root}/unlabeled/loop")
+    os.symlink("../../train", f"{root}/unlabeled/sub/other")
+    assert unlabeled(root) == 3 + 8
+
+
+@pytest.mark.parametrize(
+    ("made", "root", "message"),
+    [
+        ([], "nowhere", "'nowhere', which does not exist"),
+        (["photos.zip"], "photos/photos.zip", "which is a file: unpack it"),
+        ([], ".", r"'.', which holds photos; try 'photos'"),
+        ([], "photos/train", r"'photos/train', which holds a, b"),
+        (["unlabelled/0.png"], "photos", "has the folder 'unlabelled', but those that are read are train"),
+        (["Train/a/0.png"], "photos", "has the folder 'Train'"),
+        (["train/c/0.dcm"], "photos", r"train/c' holds no image file; .*left out: .dcm \(1\); .*pydicom"),
+    ],
+)
+def test_a_wrong_folder_is_described(made: list[str], root: str, message: str) -> None:
+    photos(*made)
+    with pytest.raises(FileNotFoundError, match=message):
+        ImageFolder(root, 8).load()
+
+
+def test_sites_leave_out_what_folders_leave_out() -> None:
+    photos("train/@eaDir/a/0.png", "train/a/0.heic", "train/0.heic")
+    source = SiteFolders("photos", 8, test_every=4)
+    assert source.describe().client_names == ("test", "train")
+    assert "@eaDir/ (1)" in source.reading.warnings[0]
+
+
+@pytest.mark.parametrize("word", ["NA", "None", "?", "-1", ""])
+def test_images_without_a_label_go_to_the_clients(word: str) -> None:
+    root = photos("new/0.png", "new/1.png")
+    lines = [f"{part}/{c}/{n}.png,{c},{'val' if n == 3 else part}" for part in ("train", "test") for c in "ab"
+             for n in range(4)]  # fmt: skip
+    Path(root, "t.csv").write_text("\n".join(["file,label,split", *lines, f"new/0.png,{word},train", ",,"]) + "\n")
+    data = set_up(ImageTable(f"{root}/t.csv", 8))
+    assert data.class_names == ("a", "b")
+    text = "\n".join(data.reading.lines())
+    assert "a 3/2/3, b 3/2/3 (training/validation/test); 1 training images without a label" in text
+    assert (f"1 training images have no label: {word!r} of '0.png'" in text) == bool(word)
+
+
+def test_the_same_picture_in_training_and_test_is_named() -> None:
+    root = photos("train/a/new.png")
+    Path(root, "test/b/copy.png").write_bytes(Path(root, "train/a/new.png").read_bytes())
+    text = set_up(ImageFolder(root, 8), validation=0).reading.summary()
+    assert "! 1 of 9 test samples have the content of a training sample (the first is 'test/b/copy.png')" in text
+
+
+# The report
+
+
+def test_a_report_has_eight_lines_and_the_run_folder_all(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    reading = Reading()
+    reading.facts = {f"topic {n}": "fact" for n in range(3)}
+    for n in [*range(9), 0]:
+        reading.warn(f"warning {n}")
+    data = set_up("digits", num_labels=10)
+    data.reading = reading
+    RoundProgress().on_fit_start(
+        stand_in(datamodule=data, is_global_zero=True, log_dir=str(tmp_path), loggers=[], enable_progress_bar=True),
+        stand_in(),
+    )
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[6:8] == ["! warning 3", "! 5 more warnings: see the log, or data.txt of a run"]
+    written = (tmp_path / "data.txt").read_text()
+    assert written.count("! warning") == 9
+    assert data.statistics.summary() in written
