@@ -13,6 +13,7 @@ from lightning_fedssl.algorithms.fedswitch_sl import FedSwitchSL
 from lightning_fedssl.algorithms.fixmatch import FixMatch
 from lightning_fedssl.algorithms.fl2 import FL2
 from lightning_fedssl.algorithms.mean_teacher import MeanTeacher
+from lightning_fedssl.algorithms.proxyfl import ProxyFL
 from lightning_fedssl.algorithms.pseudo_label import PseudoLabel
 from lightning_fedssl.algorithms.rscfed import RSCFed
 from lightning_fedssl.algorithms.sage import SAGE
@@ -38,6 +39,7 @@ __all__ = [
     "FixMatch",
     "MeanTeacher",
     "OverlapSGD",
+    "ProxyFL",
     "PseudoLabel",
     "RSCFed",
     "SemiFL",

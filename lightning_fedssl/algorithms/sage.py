@@ -27,24 +27,19 @@ probabilities.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithms.common import checks
-from lightning_fedssl.algorithms.fixmatch import FixMatch
-from lightning_fedssl.data.datamodule import FederatedDataModule
-from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.algorithms.common.received_model import ReceivedModelLabels
 from lightning_fedssl.functional.losses import kl_divergence
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32, pseudo_label
-from lightning_fedssl.local_work import LocalWork, labeled_work, side_by_side, unlabeled_work
-from lightning_fedssl.models.teacher import Teacher
 
 
-class SAGE(FixMatch):
+class SAGE(ReceivedModelLabels):
     """FixMatch whose pseudo-labels are corrected by the received global model.
 
     Labels are at every client.
@@ -52,58 +47,16 @@ class SAGE(FixMatch):
     Args:
         half_gap: The gap of the two confidences at which both classes count one half; ``kappa = ln
             2 / half_gap``.
-        unlabeled_ratio: mu: a step has ``mu * data.client_batch_size`` images without labels.
-        client_epochs: E, each of as many steps as a client has batches of
-            ``data.client_batch_size`` images.
-        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.fixmatch.FixMatch`.
+        kwargs: Those of
+            :class:`~lightning_fedssl.algorithms.common.received_model.ReceivedModelLabels`.
     """
 
-    local_modules: ClassVar[frozenset[str]] = frozenset({"received"})
-
-    def __init__(
-        self,
-        half_gap: float = 0.05,
-        unlabeled_ratio: int = 2,
-        client_epochs: float = 5,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(unlabeled_ratio=unlabeled_ratio, client_epochs=client_epochs, **kwargs)
+    def __init__(self, half_gap: float = 0.05, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         checks.require(
             half_gap > 0, "half_gap", half_gap, "give a number above 0; the paper's is 0.05"
         )
         self.kappa = math.log(2) / half_gap
-        self.clients_use_statistics = True
-        self.received: Teacher
-
-    def check_data(self, data: FederatedDataModule) -> None:
-        """Labels must be at the clients, which need unlabelled images."""
-        checks.labels_at(data, "clients", "SAGE")
-        super().check_data(data)
-
-    def configure_model(self) -> None:
-        """Build the network, and a copy of it for the received global model."""
-        super().configure_model()
-        if not hasattr(self, "received"):
-            self.received = Teacher({"network": self.network})
-
-    def on_client_start(self, data: LocalData) -> LocalWork:
-        """Keep the received model for the round.
-
-        Batches of labelled images, and of all images without labels.
-        """
-        self.received.follow({"network": self.network}, 0.0)
-        images = torch.cat([data.unlabeled, data.labeled])
-        epoch = max(1, len(images) // data.batch_size)
-        steps = (
-            math.ceil(self.client_epochs * epoch)
-            if self.client_steps is None
-            else self.client_steps
-        )
-        size = self.unlabeled_ratio * data.batch_size
-        unlabeled = unlabeled_work(replace(data, unlabeled=images), steps=steps, batch_size=size)
-        return replace(
-            side_by_side(unlabeled, labeled_work(data, steps=steps)), num_samples=len(images)
-        )
 
     def label(self, logits: Tensor, x_weak: Tensor) -> PseudoLabels:
         """Targets between the classes of the two models.

@@ -12,6 +12,7 @@ from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm
 from lightning_fedssl.algorithms.data_sharing import DataSharing
 from lightning_fedssl.algorithms.feddb import FedDB
 from lightning_fedssl.algorithms.fedmatch import FedMatch
+from lightning_fedssl.algorithms.proxyfl import ProxyFL
 from lightning_fedssl.algorithms.rscfed import RSCFed
 from lightning_fedssl.algorithms.supervised import Supervised
 from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
@@ -23,6 +24,7 @@ _OBSTACLES: dict[type[FederatedAlgorithm], str] = {
     SlotAlgorithm: "keeps the momentum of its clients at the server, by their places in the cohort",
     FedDB: "needs the mean prediction of every client, which a node does not send",
     CBAFed: "needs the numbers of labels of every client, which a node does not send",
+    ProxyFL: "needs the numbers of labels of every client, which a node does not send",
     RSCFed: "needs to know which clients have labels, which a node does not send",
     Supervised: "trains at the server alone, without clients",
 }

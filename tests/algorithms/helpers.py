@@ -28,6 +28,7 @@ from lightning_fedssl.algorithms import (
     FixMatch,
     MeanTeacher,
     OverlapSGD,
+    ProxyFL,
     PseudoLabel,
     RSCFed,
     SemiSFL,
@@ -125,6 +126,10 @@ def toy_sage(**kwargs: Any) -> SAGE:
     return toy(SAGE, "batch", **{"threshold": 0.4, "client_epochs": 1} | kwargs)
 
 
+def toy_proxyfl(**kwargs: Any) -> ProxyFL:
+    return toy(ProxyFL, "batch", **{"threshold": 0.4, "client_epochs": 2, "proxy_epochs": 2} | kwargs)
+
+
 def toy_mean_teacher(**kwargs: Any) -> MeanTeacher:
     given: dict[str, Any] = {"optimizer": plain_sgd, "ramp_epochs": 0, "alpha0": 5.0}
     return toy(MeanTeacher, "batch", **given | kwargs)
@@ -207,6 +212,7 @@ METHODS: dict[str, Any] = {
     "fixmatch": (lambda: toy_fixmatch(server_phase="before", prox_mu=0.1), ToyData),
     "uda": (toy_uda, ToyData),
     "sage": (toy_sage, mixed_clients),
+    "proxyfl": (toy_proxyfl, mixed_clients),
     "fixmatch_clients": (lambda: toy_fixmatch(keep_client_optimizer=True), mixed_clients),
     "pseudo_label": (toy_pseudo_label, uneven_clients),
     "mean_teacher": (toy_mean_teacher, uneven_clients),
@@ -223,7 +229,7 @@ METHODS = {name: (make, partial(data, max_train_images=72)) for name, (make, dat
 
 STATELESS = {
     "cbafed",
-    "semifl_paper", "supervised", "data_sharing", "fedswitch", "fixmatch", "uda", "sage", "pseudo_label",
+    "semifl_paper", "supervised", "data_sharing", "fedswitch", "fixmatch", "uda", "sage", "proxyfl", "pseudo_label",
     "mean_teacher",
 }  # fmt: skip
 

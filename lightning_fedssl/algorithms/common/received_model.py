@@ -1,0 +1,69 @@
+"""FixMatch with labels at every client, where the received global model labels images too."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+
+from lightning_fedssl.algorithms.common import checks
+from lightning_fedssl.algorithms.fixmatch import FixMatch
+from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.local_work import LocalWork, labeled_work, side_by_side, unlabeled_work
+from lightning_fedssl.models.teacher import Teacher
+
+
+class ReceivedModelLabels(FixMatch):
+    """The local training that SAGE and ProxyFL share.
+
+    A client takes E times ``floor(n / B)`` steps, with n its images, labelled ones included. A step
+    has a batch of B labelled images, and mu B of all n without their labels. The received model
+    stays in evaluation mode in ``self.received["network"]``.
+
+    Args:
+        unlabeled_ratio: mu: a step has ``mu * data.client_batch_size`` images without labels.
+        client_epochs: E, each of as many steps as a client has batches of
+            ``data.client_batch_size`` images.
+        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.fixmatch.FixMatch`.
+    """
+
+    local_modules: ClassVar[frozenset[str]] = frozenset({"received"})
+
+    def __init__(self, unlabeled_ratio: int = 2, client_epochs: float = 5, **kwargs: Any) -> None:
+        super().__init__(unlabeled_ratio=unlabeled_ratio, client_epochs=client_epochs, **kwargs)
+        self.clients_use_statistics = True
+        self.received: Teacher
+
+    def check_data(self, data: FederatedDataModule) -> None:
+        """Labels must be at the clients, which need unlabelled images."""
+        checks.labels_at(data, "clients", type(self).__name__)
+        super().check_data(data)
+
+    def configure_model(self) -> None:
+        """Build the network, and a copy of it for the received global model."""
+        super().configure_model()
+        if not hasattr(self, "received"):
+            self.received = Teacher({"network": self.network})
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        """Keep the received model for the round.
+
+        Batches of labelled images, and of all images without labels.
+        """
+        self.received.follow({"network": self.network}, 0.0)
+        images = torch.cat([data.unlabeled, data.labeled])
+        steps = self.client_steps
+        if steps is None:
+            steps = math.ceil(self.client_epochs * self.epoch_steps(data))
+        size = self.unlabeled_ratio * data.batch_size
+        unlabeled = unlabeled_work(replace(data, unlabeled=images), steps=steps, batch_size=size)
+        return replace(
+            side_by_side(unlabeled, labeled_work(data, steps=steps)), num_samples=len(images)
+        )
+
+    def epoch_steps(self, data: LocalData) -> int:
+        """Steps of a client in an epoch: ``floor(n / B)``, at least one."""
+        return max(1, (len(data.unlabeled) + len(data.labeled)) // data.batch_size)
