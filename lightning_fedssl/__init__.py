@@ -38,7 +38,8 @@ _MODULES = {
     "algorithm": "FederatedAlgorithm",
     "algorithms": """
         CBAFed DataSharing EASGD FL2 FedAvg FedDB FedMatch FedRGD FedSHVR FedSwitch FedSwitchSL
-        FixMatch MeanTeacher OverlapSGD PseudoLabel RSCFed SAGE SemiFL SemiSFL Supervised UDA
+        FixMatch MeanTeacher OverlapSGD ProxyFL PseudoLabel RSCFed SAGE SemiFL SemiSFL
+        Supervised UDA
     """,
     "callback": "FederatedCallback",
     "callbacks": """

@@ -42,6 +42,7 @@ from lightning_fedssl.models import NetworkFactory, StaticBatchNorm2d, build_net
 from lightning_fedssl.models.pretrained import load_weights
 from lightning_fedssl.schedules import Constant, Schedule
 from lightning_fedssl.state import Batch, ClientStore, ClientUpdate, ServerState, is_local
+from lightning_fedssl.storage.named_value import arguments_in
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -399,8 +400,6 @@ class FederatedAlgorithm(LightningModule):
             FileNotFoundError: If there is no such file.
             ValueError: If the file is damaged, or a class that it names is not trusted.
         """
-        from lightning_fedssl.export import arguments_in
-
         saved = arguments_in(Path(checkpoint_path), trust, left_out=kwargs)
         return super().load_from_checkpoint(
             checkpoint_path, map_location, None, strict, True, **saved, **kwargs

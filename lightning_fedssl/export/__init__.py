@@ -2,14 +2,13 @@
 ``export``.
 """
 
-from .checkpoint import arguments_in, named_arguments, network_of
+from .checkpoint import named_arguments, network_of
 from .description import describe_model
 from .formats import FORMATS, export
 from .model_file import load_network, save_model
 
 __all__ = [
     "FORMATS",
-    "arguments_in",
     "describe_model",
     "export",
     "load_network",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from torch import nn
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.export.description import Description
-from lightning_fedssl.export.named_value import imported, named_values, object_of
 from lightning_fedssl.storage import checkpoint_file
+from lightning_fedssl.storage.named_value import imported, named_values
 
 
 def named_arguments(algorithm: FederatedAlgorithm) -> dict[str, Any]:
@@ -36,24 +36,6 @@ def named_arguments(algorithm: FederatedAlgorithm) -> dict[str, Any]:
     }
     sizes = {"num_classes": algorithm.num_classes, "in_shape": list(algorithm.in_shape or ())}
     return {**named_values(given), **sizes}
-
-
-def arguments_in(
-    path: Path, trust: Sequence[str] = (), left_out: Container[str] = ()
-) -> dict[str, Any]:
-    """The arguments that :func:`named_arguments` wrote into a checkpoint, as objects.
-
-    Args:
-        path: The checkpoint.
-        trust: See :func:`network_of`.
-        left_out: Names of arguments that are not made.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is damaged, or names a class that is not trusted.
-    """
-    saved = checkpoint_file.load(path)["hyper_parameters"]
-    return {name: object_of(value, trust) for name, value in saved.items() if name not in left_out}
 
 
 def network_of(path: Path, trust: Sequence[str] = ()) -> tuple[nn.Module, Description]:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lightning_fedssl.data.image_files import RESAMPLING
-from lightning_fedssl.export.named_value import NotNamedError, named_value, named_values
+from lightning_fedssl.storage.named_value import NotNamedError, named_value, named_values
 from lightning_fedssl.version import __version__
 
 if TYPE_CHECKING:

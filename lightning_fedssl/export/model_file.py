@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 from lightning_fedssl.export.description import Description, dtype_of
-from lightning_fedssl.export.named_value import object_of
 from lightning_fedssl.models import build_network
 from lightning_fedssl.storage.files import write_synced
+from lightning_fedssl.storage.named_value import object_of
 
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"

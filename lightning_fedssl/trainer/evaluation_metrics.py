@@ -25,8 +25,8 @@ from torchmetrics.classification import (
 )
 from torchmetrics.utilities.data import dim_zero_cat
 
-from lightning_fedssl.export.named_value import target_of
 from lightning_fedssl.metrics import Gather
+from lightning_fedssl.storage.named_value import target_of
 
 MetricName = Literal["macro_f1", "recall", "auroc", "calibration_error", "confusion_matrix"]
 """The metrics that have a name of their own."""

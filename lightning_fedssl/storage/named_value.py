@@ -9,14 +9,16 @@ from __future__ import annotations
 import functools
 import inspect
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from lightning_fedssl.schedules import Schedule
+from lightning_fedssl.storage import checkpoint_file
 
 _PLAIN = (int, float, bool, str, type(None))
 
@@ -92,6 +94,26 @@ def object_of(value: Any, trust: Sequence[str] = ()) -> Any:
     if isinstance(target, type) and not issubclass(target, (nn.Module, Optimizer)):
         return target(**arguments)
     return functools.partial(target, **arguments) if arguments else target
+
+
+def arguments_in(
+    path: Path, trust: Sequence[str] = (), left_out: Container[str] = ()
+) -> dict[str, Any]:
+    """The arguments of a method in a checkpoint, as objects.
+
+    :func:`~lightning_fedssl.export.named_arguments` wrote them.
+
+    Args:
+        path: The checkpoint.
+        trust: See :func:`imported`.
+        left_out: Names of arguments that are not made.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is damaged, or names a class that is not trusted.
+    """
+    saved = checkpoint_file.load(path)["hyper_parameters"]
+    return {name: object_of(value, trust) for name, value in saved.items() if name not in left_out}
 
 
 def imported(path: Any, kinds: tuple[type, ...], trust: Sequence[str] = ()) -> Any:
