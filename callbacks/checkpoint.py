@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_fedssl.callback import FederatedCallback, at_least
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
+from lightning_fedssl.storage.files import write_synced
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -119,8 +121,22 @@ class FederatedCheckpoint(FederatedCallback):
         return Path(trainer.log_dir or trainer.default_root_dir) / "checkpoints"
 
     def _save_last(self, trainer: FederatedTrainer) -> None:
+        is_first = not self._saved_round and trainer.is_global_zero and not trainer.fast_dev_run
+        if is_first and trainer.ckpt_path is not None:
+            self._inherit_best(trainer.ckpt_path.with_name("best.ckpt"), self.folder(trainer))
         self._saved_round = trainer.round_index
         trainer.save_checkpoint(self.folder(trainer) / "last.ckpt")
+
+    @staticmethod
+    def _inherit_best(best: Path, folder: Path) -> None:
+        """Copy the best checkpoint of the run that is resumed, unless this run is better already.
+
+        Not before there is a ``last`` to write: the folder of a run that is killed before holds
+        nothing that looks like a run.
+        """
+        if best.is_file() and not (folder / best.name).exists():
+            with best.open("rb") as source:
+                write_synced(folder / best.name, lambda file: shutil.copyfileobj(source, file))
 
     def _warn_if_unknown(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
         evaluated = [name for name in metrics if name.startswith("val")]

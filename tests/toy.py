@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -106,6 +108,36 @@ class Transfers(FederatedCallback):
         """The bytes of a client's uploads or downloads in a round."""
         wanted = (round_index, client, direction)
         return sum(sum(sizes.values()) for *where, sizes in self.seen if tuple(where) == wanted)
+
+
+class Dies(FederatedCallback):
+    """Ends its process without a word, as SIGKILL does, before, inside or after a round."""
+
+    def __init__(self, place: str, round_index: int) -> None:
+        self.place, self.round_index = place, round_index
+
+    def _at(self, place: str, round_index: int) -> None:
+        if (place, round_index) == (self.place, self.round_index):
+            os._exit(9)
+
+    def on_train_start(self, trainer: Any, algorithm: Any) -> None:
+        self._at("before", trainer.round_index + 1)
+
+    def on_global_model(self, trainer: Any, algorithm: Any) -> None:
+        self._at("inside", trainer.round_index)
+
+    def on_round_start(self, trainer: Any, algorithm: Any) -> None:
+        self._at("after", trainer.round_index - 1)
+
+
+def dies(call: Callable[[], object]) -> None:
+    """Call a function in a process that :class:`Dies` ends."""
+    if (child := os.fork()) == 0:
+        try:
+            call()
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
 
 def stand_in(**values: Any) -> Any:

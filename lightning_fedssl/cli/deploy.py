@@ -92,7 +92,7 @@ round-deadline = 600    # seconds that clients have for an answer; after that th
 connect-timeout = 3600  # seconds that the server waits for clients before it gives up
 # bind-clients: true where nodes have keys; a client belongs to the first node that names it
 bind-clients = false
-resume = true           # resume the last checkpoint if that run has rounds left
+resume = true           # resume the last run unless it has finished; false: begin a new one
 """
 
 _MODULE = '''\

@@ -41,13 +41,13 @@ def main(
         datamodule_class: See :class:`FederatedCLI`; :class:`FederatedDataModule` if left out.
 
     Returns:
-        The exit code: 0, 2 after an error that the user can fix, which is printed in one line, or
-            130 after Ctrl-C.
+        The exit code: 0, 2 after an error that the user can fix, which is printed in one line, 130
+            after Ctrl-C, or 143 after SIGTERM, also if ``fit`` has saved its round.
         ``FEDSSL_TRACEBACK=1`` prints the traceback of the error.
 
     Raises:
         SystemExit: With code 2 if the arguments are wrong, with 0 after a command's ``--help`` or
-            ``--print_config``.
+            ``--print_config``, with 143 after a SIGTERM that ends the command at once.
     """
     show_log()
     if (
@@ -104,8 +104,10 @@ def _run(
         warnings.filterwarnings("ignore", ".*args parameter is intended to run from within Python")
     from lightning_fedssl.cli.lightning_cli import FederatedCLI
 
-    FederatedCLI(None if own else arguments, **given)
-    return 0
+    trainer: Any = FederatedCLI(None if own else arguments, **given).trainer
+    # One rank says it: Lightning and torchrun kill the other ranks when one has failed.
+    stopped_by = trainer.stopped_by if trainer.is_global_zero else 0
+    return 128 + stopped_by if stopped_by else 0
 
 
 def _config_of_run(arguments: list[str]) -> Path | None:

@@ -4,6 +4,7 @@ Flower's nodes.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import secrets
@@ -522,17 +523,43 @@ def fit_on_grid(grid: Grid, run_config: Mapping[str, Any], parts: Parts) -> None
 
 
 def unfinished(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> Path | None:
-    """The last checkpoint below ``default_root_dir``, if its run is a deployment of the method with
-    rounds left.
+    """The last checkpoint below ``default_root_dir``, whose run goes on; None if a new run begins.
+
+    A new run begins if there is none, or if the newest has finished. It never takes the place of a
+    run that cannot be resumed: with privacy, it would spend a second budget.
+
+    Args:
+        trainer: The trainer.
+        algorithm: The method.
+
+    Raises:
+        ValueError: If there is a run that cannot be resumed.
     """
+    root = Path(trainer.default_root_dir)
+    remedy = "give trainer.default_root_dir another folder, or resume=false to begin a new run"
     try:
-        path = checkpoint_file.find("last", Path(trainer.default_root_dir))
+        path = checkpoint_file.find("last", root)
     except FileNotFoundError:
+        if trained := sorted(root.glob("lightning_logs/version_*/metrics.csv")):
+            raise ValueError(
+                f"the run of {trained[-1].parent} has trained and has no last.ckpt, so it cannot "
+                f"be resumed: {remedy}"
+            ) from None
+        _log.info("a new run begins: there is none below %s", root.resolve())
         return None
     found = checkpoint_file.load(path)
-    if STATE not in found["federation"]["extra"] or found["algorithm"] != type(algorithm).__name__:
-        _log.info("a new run begins: the run of %s is a simulation, or of another method", path)
-    elif found["round"] < trainer.max_rounds:
-        _log.info("resuming %s", path)
-        return path
-    return None
+    is_deployment = STATE in found["federation"]["extra"]
+    if not is_deployment or found["algorithm"] != type(algorithm).__name__:
+        kind = "deployment" if is_deployment else "simulation"
+        raise ValueError(
+            f"the newest run below {root}, that of {path}, is a {kind} of {found['algorithm']}, so "
+            f"a deployment of {type(algorithm).__name__} cannot resume it: {remedy}"
+        )
+    result = path.parent.with_name("result.json")  # written after the test
+    is_tested = result.is_file() and not json.loads(result.read_text("utf-8"))["interrupted"]
+    if found["round"] >= trainer.max_rounds and is_tested:
+        budget = ", which spends a privacy budget of its own" if trainer.privacy else ""
+        _log.info("a new run begins%s: that of %s has finished", budget, path)
+        return None
+    _log.info("resuming %s after round %d of %d", path, found["round"], trainer.max_rounds)
+    return path

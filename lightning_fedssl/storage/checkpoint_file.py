@@ -96,26 +96,27 @@ def find(ckpt_path: str | Path, root: Path) -> Path:
 
     Or ``last`` or ``best``, that file of the newest run below ``root``.
 
-    A run that was killed before its first ``last.ckpt`` cannot be resumed, so ``last`` skips it.
-    ``best`` is never that of another run than the newest.
+    ``last`` is the newest ``last.ckpt``: a run that was killed before its first one cannot be
+    resumed. ``best`` is never that of another run than the newest.
 
     Raises:
-        FileNotFoundError: If the newest run below ``root`` has no such checkpoint.
+        FileNotFoundError: If there is no such checkpoint.
     """
     if str(ckpt_path) not in {"last", "best"}:
         return Path(ckpt_path)
     files = [
         path for run in ("", "*/", "*/version_*/") for path in root.glob(f"{run}checkpoints/*.ckpt")
     ]
-    written = [path for path in files if path.name in ("last.ckpt", "best.ckpt")]
+    names = {"last.ckpt", f"{ckpt_path}.ckpt"}
+    written = [path for path in files if path.name in names]
     newest = max(written, key=lambda path: path.stat().st_mtime_ns, default=None)
     found = newest and newest.with_name(f"{ckpt_path}.ckpt")
     if found is None or not found.is_file():
         raise FileNotFoundError(
-            f"ckpt_path: {found or root} does not exist: set trainer.default_root_dir to the "
-            "folder of the run, or "
-            "give the path of a .ckpt file (best.ckpt is written by runs "
-            "that log what FederatedCheckpoint monitors, val/accuracy if left out)"
+            f"ckpt_path: {found or root / f'**/{ckpt_path}.ckpt'} does not exist: set "
+            "trainer.default_root_dir to the folder of the run, or give the path of a .ckpt file "
+            "(best.ckpt is written by runs that log what FederatedCheckpoint monitors, "
+            "val/accuracy if left out)"
         )
     return found
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import logging
 import math
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,8 +98,7 @@ def _writers(trainer: FederatedTrainer) -> list[FederatedCheckpoint]:
 def folder_of_one_run(trainer: FederatedTrainer) -> Iterator[None]:
     """Keep other runs out of the folder of this run's checkpoints inside the context.
 
-    Runs share a folder if they have no logger, or the same logger of the user. A run that resumes
-    in another folder begins with the best checkpoint of the run that it resumes.
+    Runs share a folder if they have no logger, or the same logger of the user.
 
     Args:
         trainer: The trainer, before its first round.
@@ -122,12 +120,8 @@ def folder_of_one_run(trainer: FederatedTrainer) -> Iterator[None]:
             "or wait for its end"
         )
     try:
-        if resumed is None:
+        if resumed is None or resumed.parent.resolve() != folder.resolve():
             (folder / "best.ckpt").unlink(missing_ok=True)  # of an earlier run in this folder
-        elif (
-            best := resumed.with_name("best.ckpt")
-        ).is_file() and best.parent.resolve() != folder.resolve():
-            shutil.copy(best, folder / "best.ckpt")
         yield
     finally:
         lock.release()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,13 +16,13 @@ from torch.optim import Optimizer
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.distributed.signals import StopRequest
 from lightning_fedssl.functional.averaging import is_finite
 from lightning_fedssl.metrics import means_of, totals_of
 from lightning_fedssl.state import set_learning_rate
 from lightning_fedssl.trainer import checkpointing, evaluation
 from lightning_fedssl.trainer.callback_list import WRITERS
 from lightning_fedssl.trainer.federation import Federation
-from lightning_fedssl.trainer.signals import StopRequest
 
 if TYPE_CHECKING:
     from lightning_fedssl.trainer.trainer import FederatedTrainer
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def fit(trainer: FederatedTrainer, federation: Federation) -> dict[str, float]:
+def fit(
+    trainer: FederatedTrainer, federation: Federation, begins: Callable[[], object]
+) -> dict[str, float]:
     """Train until ``max_rounds``, a signal or a callback ends the run.
 
     Then evaluate on the test images.
@@ -38,6 +40,7 @@ def fit(trainer: FederatedTrainer, federation: Federation) -> dict[str, float]:
     Args:
         trainer: The trainer; its ``ckpt_path`` is the checkpoint to resume.
         federation: What the algorithm may ask for.
+        begins: Called as soon as a signal lets every rank finish its round.
 
     Returns:
         The scalars of the test; empty after a signal, and for a checkpoint of more rounds than
@@ -69,6 +72,7 @@ def fit(trainer: FederatedTrainer, federation: Federation) -> dict[str, float]:
             torch.random.fork_rng([] if trainer.fabric.device.type == "cpu" else None),
         ):
             trainer.gather(None)  # from here on SIGTERM ends no rank: the first round takes place
+            begins()
             while not stops:
                 trainer.round_index += 1
                 run_round(trainer, federation)
@@ -133,8 +137,8 @@ def ends_now(
         callback.time_remaining() for callback in trainer.callbacks if isinstance(callback, Timer)
     ]
     trainer.should_stop |= any(remaining is not None and remaining <= 0 for remaining in timers)
-    ranks = trainer.gather((stop.signal_name is not None, trainer.should_stop, federation.trained))
-    interrupted, asked = (any(part) for part in list(zip(*ranks, strict=True))[:2])
+    ranks = trainer.gather((stop.number, trainer.should_stop, federation.trained))
+    number, asked = (max(part) for part in list(zip(*ranks, strict=True))[:2])
     if is_first and set().union(*(trained for *_, trained in ranks)) == {False}:
         _log.warning(
             "round %d: no client has trained, because %s.training_step returned None for every "
@@ -144,12 +148,12 @@ def ends_now(
         )  # fmt: skip
     is_last = trainer.round_index == trainer.max_rounds
     trainer.call("on_pictures", is_last or asked)
-    if interrupted:
+    if number:
         _log.warning("stopped after round %d; resume with --ckpt_path last", trainer.round_index)
-        trainer.state.status = TrainerStatus.INTERRUPTED
+        trainer.state.status, trainer.stopped_by = TrainerStatus.INTERRUPTED, number
     elif asked:
         _log.info("a callback asked to stop after round %d", trainer.round_index)
-    return is_last or interrupted or asked
+    return is_last or number > 0 or asked
 
 
 def run_round(trainer: FederatedTrainer, federation: Federation) -> None:

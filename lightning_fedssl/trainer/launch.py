@@ -5,17 +5,13 @@ it.
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import pickle
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
 from typing import Any
 
 import torch
@@ -24,6 +20,7 @@ from lightning.fabric.accelerators.cuda import CUDAAccelerator
 from lightning.fabric.accelerators.mps import MPSAccelerator
 
 from lightning_fedssl.distributed import cpu_ranks
+from lightning_fedssl.distributed.signals import RankSignals, SignalHandler, interruption
 from lightning_fedssl.trainer import checkpointing
 
 _MODEL_SPLITTING = ("fsdp", "deepspeed", "xla", "modelparallel", "model_parallel")
@@ -107,6 +104,7 @@ class Report:
 
     def __init__(self, folder: str) -> None:
         self._outcome, self._error = Path(folder, "outcome.pt"), Path(folder, "error.pickle")
+        self._begun = Path(folder, "begun")
         self._caller = os.getpid()
         self._is_here = False
 
@@ -130,7 +128,8 @@ class Report:
             1
         )  # the caller's threads are not in a forked process, so none may be waited for
         try:
-            yield
+            with SignalHandler():
+                yield
         except Exception as error:
             with (
                 suppress(Exception),
@@ -144,42 +143,23 @@ class Report:
             fabric.barrier()
             torch.distributed.destroy_process_group()
 
+    def begin(self) -> None:
+        """A rank calls this when a signal lets every rank finish its round."""
+        self._begun.touch()
+
     @contextmanager
     def expected(self) -> Iterator[None]:
         """In the calling process: signals reach the ranks, and their error is raised here."""
+        signals = RankSignals(self._begun, lambda: self._is_here or os.getpid() != self._caller)
         try:
-            with self._forwarding_signals():
+            with signals:
                 yield
         except Exception:
             if self._error.exists() and self._error.stat().st_size:
                 raise pickle.loads(self._error.read_bytes()) from None
+            if signals.number:  # the ranks had finished their last round, and have ended at once
+                raise interruption(signals.number) from None
             raise
-
-    @contextmanager
-    def _forwarding_signals(self) -> Iterator[None]:
-        """Inside, SIGINT and SIGTERM are passed on to the processes of the ranks, which stop after
-        their round.
-        """
-        before = {}
-
-        def forward(number: int, frame: FrameType | None) -> None:
-            if (
-                self._is_here or os.getpid() != self._caller
-            ):  # before the first round: see StopRequest for the others
-                raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
-            for child in multiprocessing.active_children():
-                with suppress(ProcessLookupError):
-                    os.kill(child.pid or 0, number)
-
-        if threading.current_thread() is threading.main_thread():
-            before = {
-                number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)
-            }
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def outcome(self) -> dict[str, Any] | None:
         """The outcome of a command that has run in other processes, on the CPU.

@@ -169,6 +169,7 @@ class FederatedTrainer(metaclass=_NamesKeys):
         should_stop: Whether the run ends after this round; a callback may set it, on any rank. A
             callback that sets it in ``on_fit_start`` or ``on_train_start`` of a run that resumes
             ends that run at once.
+        stopped_by: The number of the signal that has ended the run after a round; 0 for none.
         callback_metrics: The last value of every scalar, by name.
         metric_values: The last value of every evaluation metric, by name, such as the matrix
             ``val/confusion_matrix``.
@@ -299,6 +300,7 @@ class FederatedTrainer(metaclass=_NamesKeys):
         self.step_work: dict[int, float] = {}
         self.total_bytes = 0.0
         self.should_stop = False
+        self.stopped_by = 0
         self.callback_metrics: dict[str, Tensor] = {}
         self.metric_values: dict[str, Tensor] = {}
         self.metric_rounds: dict[str, int] = {}
@@ -326,6 +328,9 @@ class FederatedTrainer(metaclass=_NamesKeys):
         ckpt_path: str | Path | None = None,
     ) -> None:
         """Train for ``max_rounds`` rounds, then test the last model.
+
+        SIGINT or SIGTERM ends the run after its round, without a test; see ``stopped_by``. A second
+        one, or one before the first round, raises KeyboardInterrupt or SystemExit at once.
 
         Args:
             model: The algorithm.
@@ -434,6 +439,7 @@ class FederatedTrainer(metaclass=_NamesKeys):
             "model": {**frozen_state(model), **model.server.model()},
             "round_index": self.round_index,
             "total_bytes": self.total_bytes,
+            "stopped_by": self.stopped_by,
             "participation": dict(self.participation),
             "predictions": self.predictions,
             "predictions_file": self.predictions_file,
@@ -698,7 +704,7 @@ def run_command(
         trainer.folder.log_hyperparams(dict(model.hparams))
         with _closing(trainer, stage):
             metrics = (
-                fit_loop.fit(trainer, federation)
+                fit_loop.fit(trainer, federation, report.begin)
                 if stage == "fit"
                 else evaluation.run_command(trainer, stage)
             )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightning_fedssl.cli import main
+from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.trainer import FederatedTrainer
 from tests.cli.helpers import CONFIG, SmallData, failure, write
 
@@ -86,6 +88,19 @@ def test_ctrl_c_outside_a_round_ends_with_130(
     monkeypatch.setattr(FederatedTrainer, "fit", interrupt)
     assert main(FIT) == 130
     assert capsys.readouterr().err.endswith("interrupted\n")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_in_a_round_ends_with_its_code_after_the_round_is_saved(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+) -> None:
+    def draw_cohort(trainer: FederatedTrainer) -> list[int]:
+        os.kill(os.getpid(), number)
+        return [0, 1]
+
+    monkeypatch.setattr(FederatedTrainer, "draw_cohort", draw_cohort)
+    assert main([*FIT, "--trainer.max_rounds", "9", "--trainer.logger", "true"]) == code
+    assert checkpoint_file.load(checkpoint_file.find("last", folder))["round"] == 1
 
 
 def test_a_bug_and_a_wish_keep_the_traceback(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

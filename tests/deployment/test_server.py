@@ -9,6 +9,7 @@ import re
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.deployment.obstacles import refuse_undeployable
 from lightning_fedssl.deployment.server import fit_on_grid, unfinished
 from lightning_fedssl.state import ClientUpdate
-from tests.toy import Transfers, assert_same, toy_trainer, weights
+from lightning_fedssl.trainer import CentralDP
+from tests.toy import Dies, Transfers, assert_same, dies, toy_trainer, weights
 
 from .helpers import METHODS, FakeGrid, Fault, app_of, changed, grid_of, network, nodes_of, records, server_of
 
@@ -389,8 +391,51 @@ def test_a_server_that_is_killed_resumes_as_if_it_had_not_been(tmp_path: Path, n
     folder = next((tmp_path / "server").rglob("result.json")).parent
     assert {"metrics.csv", "partition.json", "result.json"} <= {path.name for path in folder.iterdir()}
     assert unfinished(toy_trainer(tmp_path / "server", max_rounds=4), make()) is None
-    assert unfinished(toy_trainer(tmp_path / "server", max_rounds=5), METHODS["MeanTeacher"][0]()) is None
     assert len(list((tmp_path / "node 0" / "client-0").iterdir())) == 1
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("place", ["before", "inside", "after"])
+def test_a_server_that_is_killed_and_killed_again_resumes_its_run(
+    tmp_path: Path, place: str, private: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second time before, inside or after the first round of the resumed run; privacy draws other noise."""
+    if private:
+        pytest.importorskip("dp_accounting", reason="dp-accounting is not installed: pip install .[privacy]")
+
+    def serve(name: str, *callbacks: Any) -> Any:
+        keys: dict[str, Any] = {"max_rounds": 4, "quarantine": None}
+        if private:
+            keys["privacy"] = CentralDP(delta=1e-3, noise_multiplier=0.1, clip=5)
+        trainer = toy_trainer(tmp_path / name, callbacks=list(callbacks), **keys)
+        make, make_data = METHODS["SemiFL"]
+        fit_on_grid(grid_of(tmp_path / name, "SemiFL", **keys), {}, (trainer, make(), make_data()))
+        return trainer
+
+    for killed in (Dies("inside", 2), Dies(place, 2)):
+        dies(partial(serve, "parts", killed))
+    caplog.set_level(logging.INFO)
+    resumed, whole = serve("parts"), serve("whole")
+    assert f"last.ckpt after round {2 if place == 'after' else 1} of 4" in caplog.text
+    assert "a new run begins: there is none below" in caplog.text
+    if private:
+        assert resumed.privacy.describe() == whole.privacy.describe()
+    else:
+        assert_same(weights(resumed.algorithm), weights(whole.algorithm))
+    version = Path(resumed.log_dir)
+    (version / "result.json").unlink()  # as if killed in the test: the rounds are done
+    assert unfinished(resumed, resumed.algorithm) == version / "checkpoints/last.ckpt"
+
+
+def test_a_new_run_never_takes_the_place_of_one_that_cannot_be_resumed(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=1)
+    fit(trainer, "FedAvg")
+    for algorithm, named in ((trainer.algorithm, "a simulation of FedAvg"), (METHODS["SemiFL"][0](), "SemiFL")):
+        with pytest.raises(ValueError, match=rf"{named}.*resume=false to begin a new run"):
+            unfinished(trainer, algorithm)
+    Path(str(trainer.log_dir), "checkpoints/last.ckpt").unlink()
+    with pytest.raises(ValueError, match=r"version_0 has trained and has no last\.ckpt.*resume=false"):
+        unfinished(trainer, trainer.algorithm)
 
 
 def test_a_run_that_is_training_cannot_be_resumed_by_a_second_server(tmp_path: Path) -> None:

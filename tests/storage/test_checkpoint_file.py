@@ -153,6 +153,7 @@ def test_two_runs_at_the_same_time_do_not_share_a_folder_of_checkpoints(tmp_path
 def test_a_run_that_was_killed_before_its_first_checkpoint_is_skipped(tmp_path: Path) -> None:
     checkpoint_file.save(some_checkpoint(), tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt")
     (tmp_path / "lightning_logs/version_1/checkpoints").mkdir(parents=True)
+    (tmp_path / "lightning_logs/version_1/checkpoints/best.ckpt").touch()  # better than those before, and newer
     (tmp_path / "lightning_logs/version_2").mkdir()
     assert checkpoint_file.find("last", tmp_path).parent.parent.name == "version_0"
 

@@ -11,12 +11,25 @@ from lightning.pytorch.trainer.states import TrainerStatus
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import CommunicationLedger, FederatedCheckpoint, StaticBatchNorm
+from lightning_fedssl.comparison.execute import has_checkpoint
+from lightning_fedssl.comparison.results import is_finished, rounds
 from lightning_fedssl.models import CNN
 from lightning_fedssl.schedules import Cosine, FractionalCosine, Schedule
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.system import Device, Faults, SystemModel
+from lightning_fedssl.trainer import CentralDP
 from tests.algorithms.helpers import METHODS, STATELESS, toy_fixmatch, toy_supervised
-from tests.toy import ToyData, assert_same, labeled_clients, toy_fedavg, toy_semifl, toy_trainer, weights
+from tests.toy import (
+    Dies,
+    ToyData,
+    assert_same,
+    dies,
+    labeled_clients,
+    toy_fedavg,
+    toy_semifl,
+    toy_trainer,
+    weights,
+)
 from tests.trainer.helpers import StopAfter, logged
 
 
@@ -49,6 +62,38 @@ def test_resumed_equals_uninterrupted_bitwise(tmp_path: Path, method: str) -> No
     a, b = (checkpoint_file.load(Path(str(t.log_dir)) / "checkpoints/last.ckpt") for t in (reference, resumed))
     assert a["callbacks"] == b["callbacks"]
     assert_same(a["federation"]["server_optimizer"], b["federation"]["server_optimizer"])
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("place", ["before", "inside", "after"])
+def test_a_run_that_is_killed_and_killed_again_resumes_as_compare_does(
+    tmp_path: Path, place: str, private: bool
+) -> None:
+    """The second time before, inside or after the first round of the resumed run."""
+    if private:
+        pytest.importorskip("dp_accounting", reason="dp-accounting is not installed: pip install .[privacy]")
+
+    def fit(name: str, algorithm: Any, *callbacks: Any) -> Any:
+        root, privacy = tmp_path / name, CentralDP(delta=1e-3, noise_multiplier=0.1, clip=5) if private else None
+        last = "last" if has_checkpoint(root) else None
+        trainer = toy_trainer(root, max_rounds=4, quarantine=None, privacy=privacy, callbacks=list(callbacks))
+        trainer.fit(algorithm, labeled_clients(), ckpt_path=last)
+        return trainer
+
+    whole, resumed = (toy_fedavg(client_weighting="uniform", keep_client_optimizer=not private) for _ in range(2))
+    reference = fit("whole", whole)
+    for killed in (Dies("inside", 2), Dies(place, 2)):
+        dies(partial(fit, "parts", deepcopy(resumed), killed))
+    trainer = fit("parts", resumed)
+    assert_same(weights(resumed), weights(whole))
+    assert logged(trainer) == logged(reference)
+    assert is_finished(rounds(tmp_path / "parts"))
+    best, expected = (
+        checkpoint_file.load(checkpoint_file.find("best", tmp_path / name)) for name in ("parts", "whole")
+    )
+    assert_same(best["state_dict"], expected["state_dict"])
+    assert best["callbacks"] == expected["callbacks"]
+    assert (tmp_path / "parts/lightning_logs/version_1/checkpoints/best.ckpt").exists() == (place == "after")
 
 
 def trained(tmp_path: Path) -> Path:

@@ -1,10 +1,12 @@
 """Several ranks train different clients of a cohort; the result is that of one rank."""
 
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.cli import main
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.distributed import cpu_ranks
+from lightning_fedssl.distributed import cpu_ranks, signals
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.storage import checkpoint_file
@@ -317,8 +319,52 @@ def test_a_signal_to_the_calling_process_stops_all_ranks_after_their_round(
 ) -> None:
     trainer = toy_trainer(tmp_path, max_rounds=1000, callbacks=SignalsTheCaller(number), **forked(2))
     trainer.fit(toy_semifl(), ToyData())
-    assert trainer.state.status == TrainerStatus.INTERRUPTED
+    assert (trainer.state.status, trainer.stopped_by) == (TrainerStatus.INTERRUPTED, number)
     assert checkpoint_file.load(checkpoint_file.find("last", tmp_path))["round"] == trainer.round_index
+
+
+class Stuck(FederatedCallback):
+    """Signals the calling process: once before the first round, or twice in a round.
+
+    The last of several ranks then handles no signal, like one that waits for another.
+    """
+
+    def __init__(self, number: signal.Signals, in_round: bool) -> None:
+        self.number, self.in_round, self.caller = number, in_round, os.getpid()
+
+    def on_train_start(self, trainer: Any, algorithm: Any) -> None:
+        if not self.in_round:
+            self._signal(trainer)
+
+    def on_round_start(self, trainer: Any, algorithm: Any) -> None:
+        if self.in_round:
+            self._signal(trainer)
+
+    def _signal(self, trainer: Any) -> None:
+        if trainer.global_rank < trainer.world_size - 1:
+            return
+        if trainer.world_size > 1:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {self.number})
+        for _ in range(1 + self.in_round):
+            os.kill(self.caller, self.number)
+            time.sleep(0.2)
+        time.sleep(60)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("in_round", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_first_round_or_a_second_one_ends_the_run_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, in_round: bool, number: signal.Signals
+) -> None:
+    monkeypatch.setattr(signals, "SAME_SECONDS", 0)
+    monkeypatch.setattr(signals, "KILL_SECONDS", 0.1)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit) as ended:
+        toy_trainer(tmp_path, callbacks=Stuck(number, in_round), **forked(ranks)).fit(toy_semifl(), ToyData())
+    assert ended.value.args == (() if number == signal.SIGINT else (143,))
+    assert not multiprocessing.active_children()
+    assert time.monotonic() - began < 30
 
 
 def test_one_thread_on_a_cpu_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
