@@ -171,7 +171,9 @@ class Node:
                 {}, values | {"labeled": len(data.labeled), "unlabeled": len(data.unlabeled)}
             )
         self._begin_run(order["run"])
-        with launch.settings(self.trainer.fabric.device, self.trainer.deterministic):
+        with launch.settings(
+            self.trainer.fabric.device, self.trainer.deterministic, self.trainer.tf32
+        ):
             return (
                 self._train(order, tensors, data)
                 if kind == "train"

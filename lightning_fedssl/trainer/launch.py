@@ -180,15 +180,16 @@ def report() -> Iterator[Report]:
 
 
 @contextmanager
-def settings(device: torch.device, deterministic: bool) -> Iterator[None]:
-    """Deterministic kernels if they are wanted, and one thread on a CPU unless OMP_NUM_THREADS is
-    set.
+def settings(device: torch.device, deterministic: bool, tf32: bool) -> Iterator[None]:
+    """Deterministic kernels and TF32 if they are wanted, and one thread on a CPU unless
+    OMP_NUM_THREADS is set.
 
     Steps of ten images gain little from a second thread and lose much when another program needs
     the core: 13 times was measured, as threads wait for each other in a loop. More threads also sum
     in another order, so that the result would depend on the number of cores. Use more ranks to use
     more cores: ``devices: auto``.
     """
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     torch.use_deterministic_algorithms(deterministic)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

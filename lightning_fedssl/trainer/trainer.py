@@ -106,6 +106,9 @@ class FederatedTrainer(metaclass=_NamesKeys):
             and report the model and the scalars to the process that called it.
         precision: As in Fabric: ``32-true``; ``bf16-mixed`` or ``16-mixed`` (GPU) for 16-bit
             arithmetic on 32-bit weights; ``64-true`` for 64-bit everything.
+        tf32: On an NVIDIA GPU, multiply the 32-bit numbers of convolutions and matrix products with
+            10 bits after the binary point (TF32), which is up to eight times as fast. False: with
+            all 23.
         channels_last: Store convolutions' weights and images with the channels last: faster
             kernels, the same numbers up to rounding.
         callbacks: Callbacks in addition to those that the algorithm needs. A callback of the same
@@ -216,6 +219,7 @@ class FederatedTrainer(metaclass=_NamesKeys):
         devices: int | list[int] | str | None = None,
         strategy: str | Strategy = "auto",
         precision: str = "32-true",
+        tf32: bool = True,
         channels_last: bool = False,
         callbacks: Callback | list[Callback] | None = None,
         system: SystemModel | None = None,
@@ -240,6 +244,7 @@ class FederatedTrainer(metaclass=_NamesKeys):
         self.clients_at_once = clients_at_once
         self.precision = precision
         self.dtype = _DTYPES.get(precision, torch.float32)
+        self.tf32 = tf32
         self.channels_last = channels_last
         self.system = system
         self.faults = faults or Faults()
@@ -415,7 +420,10 @@ class FederatedTrainer(metaclass=_NamesKeys):
             (self, stage, model, datamodule),
             cast(Callable[..., Any], self.fabric.launch),
         )
-        with launch.settings(self.fabric.device, self.deterministic), launch.report() as report:
+        with (
+            launch.settings(self.fabric.device, self.deterministic, self.tf32),
+            launch.report() as report,
+        ):
             with report.expected():
                 metrics: dict[str, float] = (
                     run_command(self.fabric, *arguments, report)

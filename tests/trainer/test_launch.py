@@ -371,13 +371,20 @@ def test_one_thread_on_a_cpu_unless_the_user_says_otherwise(monkeypatch: pytest.
     before = torch.get_num_threads()
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     torch.set_num_threads(2)
-    with launch.settings(torch.device("cpu"), deterministic=False):
+    with launch.settings(torch.device("cpu"), deterministic=False, tf32=True):
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    with launch.settings(torch.device("cpu"), deterministic=False):
+    with launch.settings(torch.device("cpu"), deterministic=False, tf32=True):
         assert torch.get_num_threads() == 2
     torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_a_key_chooses_tf32_for_convolutions_and_matrix_products(tf32: bool) -> None:
+    with launch.settings(torch.device("cpu"), deterministic=False, tf32=tf32):
+        assert torch.backends.cuda.matmul.allow_tf32 is tf32
+        assert torch.backends.cudnn.allow_tf32 is tf32
 
 
 @pytest.mark.parametrize(
