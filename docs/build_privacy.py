@@ -11,8 +11,8 @@ from typing import cast
 
 from lightning_fedssl.cli import privacy
 from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
+from lightning_fedssl.robust.aggregators import why_not_a_mean
 from lightning_fedssl.trainer import FederatedTrainer
-from lightning_fedssl.trainer.aggregators import why_not_a_mean
 
 PAGE = Path(__file__).resolve().parent / "privacy.md"
 CONFIGS = PAGE.parent.parent / "configs"

@@ -29,7 +29,7 @@ COLLECTIONS = ("models", "data", "callbacks", "algorithms")
 
 ORDER = [
     "version", "functional", "schedules", "metrics", "sampling", "distributed", "storage", "system", "models", "state",
-    "data", "local_work", "algorithm", "export", "callback", "comparison",
+    "data", "local_work", "algorithm", "robust", "export", "callback", "comparison",
     "local_training", "callbacks", "algorithms", "trainer", "deployment", "cli", "__init__", "__main__",
 ]  # fmt: skip
 """The parts of the package: modules and folders of its root. Each imports only from those before it."""

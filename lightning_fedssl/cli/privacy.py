@@ -17,9 +17,9 @@ from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.local_training import sequential
+from lightning_fedssl.robust.aggregators import why_not_a_mean
 from lightning_fedssl.state import LiveTensors, optimizer_state
 from lightning_fedssl.trainer import CentralDP, FederatedTrainer, setup
-from lightning_fedssl.trainer.aggregators import why_not_a_mean
 from lightning_fedssl.trainer.federation import Federation
 from lightning_fedssl.trainer.fit_loop import set_learning_rates
 from lightning_fedssl.trainer.privacy import uncovered

@@ -2,22 +2,20 @@
 of processes.
 """
 
-from lightning_fedssl.trainer.aggregators import (
-    Aggregator,
-    GeometricMedian,
-    Krum,
-    Median,
-    MultiKrum,
-    TrimmedMean,
-)
-from lightning_fedssl.trainer.attacks import (
+from lightning_fedssl.robust import (
     ALIE,
+    Aggregator,
     Attack,
     GaussianUpdate,
+    GeometricMedian,
+    Krum,
     LabelFlip,
+    Median,
+    MultiKrum,
     PseudoLabelPoison,
     ScaledUpdate,
     SignFlip,
+    TrimmedMean,
 )
 from lightning_fedssl.trainer.privacy import CentralDP
 from lightning_fedssl.trainer.trainer import FederatedTrainer

@@ -21,10 +21,10 @@ from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_training.step_work import step_work
 from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.robust.attacks import Attack
 from lightning_fedssl.state import ClientUpdate, Direction, load_optimizer_state, load_state
 from lightning_fedssl.system import Outcome
 from lightning_fedssl.trainer.acceptance import Acceptance, Arrival
-from lightning_fedssl.trainer.attacks import Attack
 from lightning_fedssl.trainer.participation import Participation
 
 if TYPE_CHECKING:

@@ -33,9 +33,9 @@ from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.local_training.sequential import Sent
+from lightning_fedssl.robust.aggregators import why_not_a_mean
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer.accounting import Budget, calibrated
-from lightning_fedssl.trainer.aggregators import why_not_a_mean
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm

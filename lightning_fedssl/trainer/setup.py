@@ -35,9 +35,9 @@ from lightning_fedssl.data.datamodule import FederatedDataModule, require_federa
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.local_training import LocalTraining
 from lightning_fedssl.metrics import Counter, MetricCollector
+from lightning_fedssl.robust.aggregators import why_not_a_mean
 from lightning_fedssl.state import ServerState
 from lightning_fedssl.trainer import callback_list
-from lightning_fedssl.trainer.aggregators import why_not_a_mean
 from lightning_fedssl.trainer.evaluation_metrics import EvaluationMetrics
 
 if TYPE_CHECKING:

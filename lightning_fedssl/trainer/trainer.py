@@ -27,6 +27,8 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.local_training import LocalTraining, stack_size
 from lightning_fedssl.metrics import Counter, MetricCollector, as_tensors
+from lightning_fedssl.robust.aggregators import Aggregator
+from lightning_fedssl.robust.attacks import Attack
 from lightning_fedssl.state import Direction, ServerState, frozen_state, load_state
 from lightning_fedssl.system import Faults, Outcome, SystemModel
 from lightning_fedssl.trainer import (
@@ -37,8 +39,6 @@ from lightning_fedssl.trainer import (
     launch,
     setup,
 )
-from lightning_fedssl.trainer.aggregators import Aggregator
-from lightning_fedssl.trainer.attacks import Attack
 from lightning_fedssl.trainer.evaluation_metrics import MetricFactory, MetricName
 from lightning_fedssl.trainer.federation import Federation
 from lightning_fedssl.trainer.privacy import CentralDP

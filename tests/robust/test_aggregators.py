@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_fedssl.robust.aggregators import why_not_a_mean
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer import GeometricMedian, Krum, Median, MultiKrum, SignFlip, TrimmedMean
-from lightning_fedssl.trainer.aggregators import why_not_a_mean
 from lightning_fedssl.trainer.federation import Federation
 from tests.algorithms.helpers import METHODS, toy_rgd, toy_semi_sfl
 from tests.toy import ToyData, assert_same, forked, labeled_clients, toy_fedavg, toy_semifl, toy_trainer, weights
