@@ -135,11 +135,13 @@ def _entered(folders: Sequence[Path], read: set[Path], left_out: Counter[str]) -
     entered = []
     for folder in sorted(folders):
         real = folder.resolve()
+        if not _is_visible(folder.name):
+            continue
         if _OF_SYSTEMS.fullmatch(folder.name):
             left_out[f"{folder.name}/"] += 1
         elif real in read:
             left_out["links to folders above or read already"] += 1
-        elif _is_visible(folder.name):
+        else:
             entered.append(folder.name)
             read.add(real)
     return entered
@@ -149,7 +151,8 @@ def described(left_out: Counter[str]) -> str:
     """What is left out, with the remedy, as the end of a sentence; empty if nothing is."""
     found = sorted(left_out.items(), key=lambda item: (-item[1], item[0]))[:6]
     counts = ", ".join(f"{what} ({count})" for what, count in found)
-    return f"; left out: {counts}; {_CONVERT}" if counts else ""
+    hint = f"; {_CONVERT}" if any(what.startswith((".", "no ending")) for what, _ in found) else ""
+    return f"; left out: {counts}{hint}" if counts else ""
 
 
 def _is_visible(name: str) -> bool:
@@ -166,13 +169,12 @@ def visible_folders(root: Path, left_out: Counter[str] | None = None) -> list[Pa
         left_out: Counts what is left out: files, and folders that other programs add.
     """
     left_out = Counter() if left_out is None else left_out
-    entries = [e for e in sorted(root.iterdir()) if _is_visible(e.name)] if root.is_dir() else []
+    entries = [e for e in root.iterdir() if _is_visible(e.name)] if root.is_dir() else []
     folders = [entry for entry in entries if entry.is_dir()]
-    left_out.update(
-        f"{e.suffix or 'files'} beside class folders" for e in entries if not e.is_dir()
-    )
-    left_out.update(f"{e.name}/" for e in folders if _OF_SYSTEMS.fullmatch(e.name))
-    return [folder for folder in folders if not _OF_SYSTEMS.fullmatch(folder.name)]
+    files = [entry for entry in entries if not entry.is_dir()]
+    left_out.update(f"{e.suffix.lower() or 'files'} beside class folders" for e in files)
+    above = {root.resolve(), *root.resolve().parents}
+    return [root / name for name in _entered(folders, above, left_out)]
 
 
 def read_image(path: str | Path, in_shape: tuple[int, ...], key: str = "data.root") -> Tensor:

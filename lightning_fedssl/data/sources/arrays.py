@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -25,6 +25,11 @@ from lightning_fedssl.data.sources.reading import NO_LABEL
 
 _READ_TWICE = 100
 """Samples of each data set that are read a second time, to refuse random transforms."""
+
+_REMEDY = (
+    "rows with named columns are wrapped in Columns(rows, sample=..., label=...), pictures become "
+    "tensors by torchvision.transforms.v2.functional.pil_to_tensor"
+)
 
 
 class Datasets(DataSource):
@@ -85,7 +90,7 @@ class Datasets(DataSource):
             p: getattr(self.parts[p], "client_ids", None) if ids is None else ids
             for p, ids in given.items()
         }
-        self.class_names = class_names or _classes(train)
+        self.class_names = _classes(train) if class_names is None else list(class_names)
         self._loaded: LoadedData | None = None
 
     def load(self) -> LoadedData:
@@ -233,9 +238,12 @@ def as_tensor(values: Any) -> Tensor:
 
 def _classes(dataset: Any) -> list[str]:
     """The names of a data set's classes, or of the data set that it is a part of."""
-    while dataset is not None and not getattr(dataset, "classes", None):
+    names: list[str] = []
+    while dataset is not None and not names:
+        classes = getattr(dataset, "classes", None)
+        names = [*map(str, classes)] if isinstance(classes, Iterable) else []
         dataset = getattr(dataset, "dataset", None)
-    return [*map(str, getattr(dataset, "classes", ()))]
+    return names
 
 
 def load_arrays(path: str, key: str) -> dict[str, Any]:
@@ -276,7 +284,7 @@ def _read(part: str, dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
         labels = torch.full((len(samples),), -1)
     if labels.is_floating_point():
         labels = labels.nan_to_num(nan=-1)
-    return as_values(samples, part), labels
+    return as_values(samples, part), labels[:, 0] if labels.shape[1:] == (1,) else labels
 
 
 def _read_items(part: str, dataset: Any) -> tuple[Tensor, Tensor]:
@@ -321,25 +329,20 @@ def _pair(part: str, index: int, item: Any) -> tuple[Tensor, float]:
         item = (item[0] if isinstance(item, (tuple, list)) else item, -1)
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         found = f"{len(item)} values" if isinstance(item, (tuple, list)) else type(item).__name__
-        raise ValueError(
-            f"{where} must be (tensor, number of a class), got {found}; rows with named columns "
-            "are wrapped in Columns(rows, sample=..., label=...)"
-        )
+        raise ValueError(f"{where} must be (tensor, number of a class), got {found}; {_REMEDY}")
+    given, label = item
     try:
-        sample = as_tensor(item[0])
+        sample = as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"{where} is {type(item[0]).__name__}, no tensor; pictures become tensors by "
-            "torchvision.transforms.v2.functional.pil_to_tensor"
-        ) from error
-    if item[1] is None or (isinstance(item[1], str) and item[1] in NO_LABEL):
+        raise ValueError(f"{where} is {type(given).__name__}, no tensor; {_REMEDY}") from error
+    if label is None or (isinstance(label, str) and label in NO_LABEL):
         return sample, -1
     try:
-        return sample, float(item[1])
-    except (TypeError, ValueError, RuntimeError) as error:
+        return sample, float(np.asarray(label).item())
+    except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{where} has the label {shortened(repr(item[1]))}; give the number of a class: for "
-            "text its place in class_names, for one-hot labels label.argmax()"
+            f"{where} has the label {shortened(repr(label))}; give the number of a class: for text "
+            "its place in class_names, for one-hot labels label.argmax()"
         ) from error
 
 

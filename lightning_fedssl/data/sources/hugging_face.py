@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightning_fedssl.data.image_files import RESAMPLING
+from lightning_fedssl.data.sources.arrays import as_tensor
 
 _CONVERTED = {"P": "RGB", "1": "L"}
 """Pillow's modes whose stored values are no brightness, numbers of a palette and bits, and the
@@ -89,7 +90,7 @@ class Columns(Dataset[Any]):
 
     def _tensor(self, value: Any) -> Tensor:
         if not hasattr(value, "getbands"):  # no Pillow image
-            return torch.as_tensor(np.asarray(value))
+            return as_tensor(np.asarray(value))
         if value.mode in _CONVERTED:
             value = value.convert(_CONVERTED[value.mode])
         if self.image_size is not None:

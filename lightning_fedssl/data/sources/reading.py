@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
+from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit, shortened
 
 MISSING = frozenset(
     ["", "NA", "na", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NAN", "NULL", "null", "None"]
@@ -64,8 +64,8 @@ class Reading:
         return facts + [f"! {text}" for text in self.warnings]
 
     def summary(self) -> str:
-        """At most eight lines; the file of the run has all of them."""
-        lines = self.lines()
+        """At most eight lines, warnings cut; the file of the run has all of them."""
+        lines = [shortened(line) if line[0] == "!" else line for line in self.lines()]
         if len(lines) > _MOST_LINES:
             hidden = len(lines) - _MOST_LINES + 1
             lines[-hidden:] = [f"! {hidden} more warnings: see the log, or {FILE_NAME} of a run"]
@@ -110,7 +110,7 @@ class Reading:
             )
         spelled: dict[str, str] = {}
         for name in names:
-            other = spelled.setdefault(" ".join(name.casefold().split()), name)
+            other = spelled.setdefault(" ".join(name.casefold().removesuffix(".0").split()), name)
             if other != name:
                 self.warn(f"the classes {cut(other)!r} and {cut(name)!r} may be one, spelled twice")
 

@@ -15,7 +15,7 @@ from lightning_fedssl.data.sources.reading import MISSING, NO_LABEL, Reading, cu
 
 _PARTS = ("train", "test", "unlabeled", "validation")
 
-_NAMELESS = re.compile(r"|Unnamed: \d+|\.\.\.\d+")
+_NAMELESS = re.compile(r"|Unnamed: \d.*|\.\.\.\d+")
 """What spreadsheets, pandas and R write above row numbers."""
 
 _ALMOST_A_NUMBER = re.compile(r"[<>≤≥~]?\s*[-+]?\d+([.,' \u00a0]\d+)*\s*%?")

@@ -50,7 +50,7 @@ def column(name: str, change: dict[int, str], label: dict[int, str] | None = Non
 ALL = range(2, 62)
 READ: list[tuple[str, dict[str, Any], int, str]] = [
     (column("y", {}), {}, 2, "columns: numeric y, x; left out '' (no name)"),
-    (column("Unnamed: 0", {}), {}, 1, "'Unnamed: 0' (no name)"),
+    (column("Unnamed: 0.1", {}), {}, 1, "'Unnamed: 0.1' (no name)"),
     (column("y", dict.fromkeys(ALL, "")), {}, 1, "'y' (no value)"),
     (column("y", {}), {"ignore": ["y"]}, 1, "'y' (ignore)"),
     (column("y", {3: "NA", 9: "", 10: "#N/A"}), {}, 2, "missing values: y 3"),
@@ -112,6 +112,7 @@ SAID: list[tuple[dict[str, Any], str]] = [
     ({}, "data: Arrays, 90 training, 30 test samples of shape (5,)"),
     ({"train_labels": LABELS + 1, "test_labels": LABELS[:30] + 1}, "! no training sample has the class 0 (1 of 4"),
     ({"train_labels": LABELS * 2 + 3}, "! no training sample has the class 0, 1, 2, 4, 6 (5 of 8 classes)"),
+    ({"train_labels": LABELS[:, None]}, "classes: 0 30/10, 1 30/10, 2 30/10"),
     ({"test": np.random.default_rng(0).normal(size=(90, 5))[30:60]}, "! 30 of 30 test samples have the content"),
     ({"train_labels": np.where(LABELS == 2, np.nan, LABELS), "test_labels": LABELS[:30] % 2},
      "classes: 0 30/20, 1 30/10 (training/test); 30 training samples without a label"),
@@ -278,7 +279,9 @@ def test_a_link_to_a_folder_above_or_read_already_is_left_out(target: str) -> No
     root = photos("unlabeled/0.png", "unlabeled/1.png", "unlabeled/sub/2.png")
     os.symlink(target, f"{root}/unlabeled/loop")
     os.symlink("../../train", f"{root}/unlabeled/sub/other")
+    os.symlink("..", f"{root}/train/loop")
     assert unlabeled(root) == 3 + 8
+    assert ImageFolder(root, 8).describe().class_names == ("a", "b")
 
 
 @pytest.mark.parametrize(
