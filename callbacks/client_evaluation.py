@@ -67,8 +67,7 @@ class ClientEvaluation(FederatedCallback):
         if not trainer.datamodule.class_names:
             raise ValueError(
                 "trainer.callbacks: ClientEvaluation needs class labels, which data loaders do "
-                "not show: leave it out, "
-                "or give from_lightning a FederatedDataModule"
+                "not show: leave it out"
             )
         self._indices = []
 

@@ -192,6 +192,11 @@ class FederatedAlgorithm(LightningModule):
         ] = {}  # the data that the model was trained on; see trainer/checkpointing.py
 
     @property
+    def lightning_module(self) -> LightningModule:
+        """What Lightning's own callbacks see."""
+        return self
+
+    @property
     def trainer(self) -> Any:
         """The :class:`~lightning_fedssl.trainer.FederatedTrainer` of the run."""
         return super().trainer

@@ -29,8 +29,8 @@ COLLECTIONS = ("models", "data", "callbacks", "algorithms")
 
 ORDER = [
     "version", "functional", "schedules", "metrics", "sampling", "distributed", "storage", "system", "models", "state",
-    "data", "local_work", "algorithm", "robust", "export", "callback", "comparison",
-    "local_training", "callbacks", "algorithms", "trainer", "deployment", "cli", "__init__", "__main__",
+    "data", "local_work", "algorithm", "robust", "export", "callback", "comparison", "local_training",
+    "callbacks", "interop", "algorithms", "trainer", "deployment", "cli", "__init__", "__main__",
 ]  # fmt: skip
 """The parts of the package: modules and folders of its root. Each imports only from those before it."""
 
@@ -72,7 +72,6 @@ def imports(types: bool = False) -> dict[str, set[str]]:
     """What every module of the package imports."""
     files = source_files()
     graph = {m: set(imported(ast.parse(path.read_text()), m, files, types)) - {m} for m, path in files.items()}
-    graph[f"{PACKAGE}.algorithms.fedavg"].discard(f"{PACKAGE}.algorithms.from_lightning")
     graph[f"{PACKAGE}.callbacks.labels_alone"].discard(PACKAGE)
     return graph
 

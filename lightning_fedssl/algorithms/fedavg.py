@@ -15,7 +15,7 @@ A round:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -26,6 +26,7 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.server_phases import ServerPhases
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.functional.losses import proximal_term
+from lightning_fedssl.interop import FitsLightningModule, federation
 from lightning_fedssl.state import Batch
 
 
@@ -47,7 +48,7 @@ class FedAvg(ServerPhases):
     def from_lightning(
         cls,
         module: LightningModule,
-        clients: Sequence[DataLoader[Any]] | FederatedDataModule,
+        clients: Sequence[Any] | FederatedDataModule,
         *,
         server: DataLoader[Any] | None = None,
         val_dataloaders: Any = None,
@@ -60,33 +61,37 @@ class FedAvg(ServerPhases):
         In a round, Lightning's ``Trainer`` fits the module to the loader of each drawn client,
         beginning with the global weights and a new call of ``configure_optimizers``; all of the
         module's hooks are called. What it logs is averaged over the clients under its own names.
-        See :mod:`lightning_fedssl.algorithms.from_lightning`.
+        See :mod:`lightning_fedssl.interop`.
 
         Args:
-            module: Needs ``training_step`` and ``configure_optimizers``. After the run it has the
-                global weights. For ``FixMatch`` its ``forward`` returns logits, ``(batch,
-                classes)``.
-            clients: A loader for each client, whose batches ``training_step`` takes; or data of
-                class labels, of which it takes ``(x, y)``. The batches of ``FixMatch`` are
-                ``(x_weak, x_strong)``.
-            server: The server's loader of labelled batches, for ``FixMatch``; it trains by
-                ``training_step``.
+            module: Needs ``training_step`` and ``configure_optimizers``, and for unlabelled batches
+                ``unlabeled_training_step(batch, batch_idx)``, which returns their loss. After the
+                run it has the global weights. For ``FixMatch`` its ``forward`` returns logits,
+                ``(batch, classes)``.
+            clients: A loader for each client, of labelled batches without ``server`` and of
+                unlabelled ones with it; or ``{"labeled": loader, "unlabeled": loader}`` for each.
+                A sequence that is no list or tuple makes a client's loader when the client is
+                drawn. Or data of class labels, of which ``training_step`` takes ``(x, y)``. The
+                unlabelled batches of ``FixMatch`` are ``(x_weak, x_strong)``.
+            server: The server's loader of labelled batches; it trains by ``training_step``.
             val_dataloaders: One or several loaders for the module's ``validation_step``, after
                 every round.
             test_dataloaders: Likewise for ``test_step``, at the end.
-            kwargs: ``client_epochs`` (whole numbers), ``prox_mu``, ``client_weighting``,
-                ``gradient_clip_norm``, ``schedule`` (factors of the module's learning rates over
-                the rounds), those of the server's phases, and those of ``FixMatch``.
+            kwargs: ``client_epochs`` and ``server_epochs`` (whole numbers), ``prox_mu``,
+                ``client_weighting``, ``gradient_clip_norm``, ``schedule`` (factors of the module's
+                learning rates over the rounds), those of the server's phases, and those of
+                ``FixMatch``.
 
         Raises:
             ValueError: Names the argument, or the client, and what to give instead.
         """
-        from lightning_fedssl.algorithms.from_lightning import (
-            federation_of,
-        )  # it derives from this class
-
+        made = [c for c in cls.__subclasses__() if issubclass(c, FitsLightningModule)]
+        if not made:
+            raise ValueError(
+                f"{cls.__name__}.from_lightning: only FedAvg and FixMatch train a LightningModule"
+            )
         evaluated = {"validate": val_dataloaders, "test": test_dataloaders}
-        return federation_of(cls, module, clients, server, evaluated, kwargs)
+        return federation(made[0], module, clients, server, evaluated, kwargs)
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Clients need labels of their own."""
@@ -113,3 +118,23 @@ class FedAvg(ServerPhases):
             if f"network.{n}" in sent
         ]
         return loss + self.prox_mu * proximal_term(*zip(*pairs, strict=True))
+
+
+class LightningFedAvg(FitsLightningModule, FedAvg):
+    """FedAvg and FedProx of a LightningModule; made by :meth:`FedAvg.from_lightning`.
+
+    Args:
+        network: Returns the module.
+        kwargs: The arguments of the method.
+    """
+
+    def __init__(self, network: Callable[[], LightningModule], **kwargs: Any) -> None:
+        super().__init__(network, **kwargs)
+        checks.require(
+            self.prox_mu == 0 or self.network.automatic_optimization, "prox_mu", self.prox_mu,
+            "it is added to a loss, which a module with manual optimization has not",
+        )  # fmt: skip
+
+    def client_loss(self, loss: Tensor) -> Tensor:
+        """The module's loss with FedProx's proximal term."""
+        return self.with_proximal_term(loss)

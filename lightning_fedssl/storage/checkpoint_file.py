@@ -121,6 +121,15 @@ def find(ckpt_path: str | Path, root: Path) -> Path:
     return found
 
 
+def is_plain(value: Any) -> bool:
+    """Whether a checkpoint can hold a value: tensors, numbers, texts, and collections of them."""
+    try:
+        _check_plain(value, "")
+    except TypeError:
+        return False
+    return True
+
+
 def _check_plain(value: Any, place: str) -> None:
     """Refuse what :func:`load` would refuse.
 

@@ -164,7 +164,7 @@ def take(trainer: FederatedTrainer, weights_only: bool = False) -> checkpoint_fi
             the checkpoint.
     """
     algorithm, server = trainer.algorithm, trainer.algorithm.server
-    return {
+    checkpoint = {
         "format": checkpoint_file.FORMAT,
         "settings": settings_of(trainer),
         "pytorch-lightning_version": lightning.__version__,
@@ -192,6 +192,8 @@ def take(trainer: FederatedTrainer, weights_only: bool = False) -> checkpoint_fi
             "client_states_left_out": weights_only and len(algorithm.clients) > 0,
         },
     }
+    algorithm.on_save_checkpoint(checkpoint)
+    return checkpoint
 
 
 def load_model(trainer: FederatedTrainer, path: Path) -> checkpoint_file.Checkpoint:
@@ -223,6 +225,7 @@ def load_model(trainer: FederatedTrainer, path: Path) -> checkpoint_file.Checkpo
     # same round.
     server.extra = {kind: dict(tensors) for kind, tensors in state.get("extra", {}).items()}
     server.to(trainer.fabric.device)
+    trainer.algorithm.on_load_checkpoint(loaded)
     frozen = frozen_state(trainer.algorithm)
     load_state(
         trainer.algorithm, {name: t for name, t in loaded["state_dict"].items() if name in frozen}

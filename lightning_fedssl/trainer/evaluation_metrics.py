@@ -144,7 +144,7 @@ class EvaluationMetrics:
     Args:
         chosen: Names and factories, as in ``trainer.metrics``; accuracy and the share of the
             largest class are always added.
-        num_classes: Number of classes.
+        num_classes: Number of classes; 0 gives no metric.
         ranks: Number of ranks.
 
     Raises:
@@ -155,7 +155,8 @@ class EvaluationMetrics:
         self, chosen: Sequence[MetricName | MetricFactory], num_classes: int, ranks: int = 1
     ) -> None:
         self._metrics: dict[str, Metric] = {}
-        for one in ("accuracy", "largest_class_share", *chosen):
+        always = ("accuracy", "largest_class_share")
+        for one in (*always, *chosen) if num_classes else ():
             name, metric = _make(one, num_classes)
             if name in self._metrics:
                 raise ValueError(

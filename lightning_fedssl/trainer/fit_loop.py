@@ -184,7 +184,7 @@ def run_round(trainer: FederatedTrainer, federation: Federation) -> None:
     check_server(trainer)
     federation.end_round()
     trainer.call("on_global_model")
-    metrics = round_metrics(trainer, federation, time.perf_counter() - started) | {"lr": lr}
+    metrics = {"lr": lr} | round_metrics(trainer, federation, time.perf_counter() - started)
     due = trainer.datamodule.has_validation and trainer.evaluates_now
     if due:
         metrics |= evaluation.evaluate(trainer, "validate")
@@ -201,7 +201,7 @@ def run_round(trainer: FederatedTrainer, federation: Federation) -> None:
         }.items():
             for callback in trainer.listeners[hook]:
                 if isinstance(callback, WRITERS) is writes:
-                    getattr(callback, hook)(trainer, trainer.algorithm, *arguments)
+                    trainer.notify(callback, hook, *arguments)
 
 
 def set_learning_rates(

@@ -491,12 +491,19 @@ class FederatedTrainer(metaclass=_NamesKeys):
     # What callbacks and the functions of a run may do.
 
     def call(self, hook: str, *arguments: Any) -> None:
-        """Call a hook of the callbacks that override it.
-
-        Its first two arguments are the trainer and the algorithm.
-        """
+        """Call a hook of the callbacks that override it; see :meth:`notify`."""
         for callback in self.listeners[hook]:
-            getattr(callback, hook)(self, self.algorithm, *arguments)
+            self.notify(callback, hook, *arguments)
+
+    def notify(self, callback: Callback, hook: str, *arguments: Any) -> None:
+        """Call a hook of one callback.
+
+        Its first two arguments are the trainer and the algorithm; Lightning's own callbacks get the
+        user's LightningModule where the algorithm trains one.
+        """
+        ours = isinstance(callback, FederatedCallback)
+        module = self.algorithm if ours else self.algorithm.lightning_module
+        getattr(callback, hook)(self, module, *arguments)
 
     def log(self, name: str, value: Any, weight: float | Tensor = 1.0) -> None:
         """Add a value to the round's weighted mean of a scalar, over all ranks.

@@ -1,0 +1,343 @@
+"""The part of a method that lets Lightning's own ``Trainer`` fit a LightningModule to each party.
+
+The batches may have any structure, the task may be any, and all hooks are called as Lightning calls
+them. Each fit takes about 30 milliseconds more than the steps themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.utilities.warnings import PossibleUserWarning
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.compile import from_compiled
+from lightning.pytorch.utilities.seed import isolate_rng
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+
+from lightning_fedssl import sampling
+from lightning_fedssl.algorithm import FederatedAlgorithm, require
+from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.data.datasets import shortened
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.batch_norm import accept_single_values
+from lightning_fedssl.functional.frozen import freeze
+from lightning_fedssl.interop.loaders import LoaderData, Loaders, samples_of, seeded
+from lightning_fedssl.interop.run_logger import RunLogger
+from lightning_fedssl.local_training.sequential import loss_of
+from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.models import NetworkFactory
+from lightning_fedssl.state import load_state
+from lightning_fedssl.storage.checkpoint_file import is_plain
+
+_OF_THE_MODULE = {
+    "network",
+    "optimizer",
+    "server_optimizer",
+    "keep_client_optimizer",
+    "keep_server_optimizer",
+    "init_from",
+    "init_except",
+    "freeze",
+    "num_classes",
+    "in_shape",
+}
+"""Arguments of a method that a LightningModule decides itself."""
+
+
+class FitsLightningModule(FederatedAlgorithm):
+    """A method whose clients and server fit a LightningModule; combined with a method's class.
+
+    A client calls ``training_step`` with labelled batches, ``unlabeled_training_step`` with
+    unlabelled ones, and trains on the sum where it has loaders of both.
+
+    Args:
+        network: Returns the module.
+        kwargs: The arguments of the method.
+
+    Raises:
+        ValueError: Names an argument that the module decides, or that is no number of epochs.
+    """
+
+    def __init__(self, network: Callable[[], LightningModule], **kwargs: Any) -> None:
+        for key in sorted(_OF_THE_MODULE & kwargs.keys()):
+            raise ValueError(f"from_lightning: {key} is what the module itself decides")
+        super().__init__(network=cast(NetworkFactory, network), **kwargs)
+        for key in ("client_epochs", "server_epochs"):
+            epochs = getattr(self, key)
+            require(float(epochs).is_integer(), key, epochs, "give a whole number of epochs")
+        self.network: Any = network()
+        freeze(self.network, ())
+        self.labeled_step = self.network.training_step
+        self.modes = {name: part.training for name, part in self.network.named_modules()}
+
+    @property
+    def lightning_module(self) -> LightningModule:
+        """The module, of the user's own class."""
+        module: LightningModule = self.network
+        return module
+
+    def check_data(self, data: FederatedDataModule) -> None:
+        """Loaders fit any module."""
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        """Fits the module to the client's loaders."""
+        return self.fit(data, self.trainer.datamodule.loaders(data.party), self.client_epochs)
+
+    def on_server_start(self, data: LocalData) -> LocalWork:
+        """Fits the module to the server's loader, if it has one."""
+        return self.fit(data, self.trainer.datamodule.loaders(data.party), self.server_epochs)
+
+    def unlabeled_step(self, batch: Any, batch_idx: int) -> Any:
+        """The loss of a client's unlabelled batch: the module's ``unlabeled_training_step``."""
+        return self.network.unlabeled_training_step(batch, batch_idx)
+
+    def client_loss(self, loss: Tensor) -> Tensor:
+        """The loss of a client's step, to which a method may add a term."""
+        return loss
+
+    def fit(self, data: LocalData, loaders: Loaders, epochs: float) -> LocalWork:
+        """Local work that Lightning's Trainer does.
+
+        Args:
+            data: The party, whose random numbers are used.
+            loaders: Its loaders by kind, none for no work; shorter ones are repeated until the
+                longest ends.
+            epochs: E, a whole number.
+        """
+        count = samples_of(loaders)
+        steps = int(epochs) * max(map(len, loaders.values()), default=0)
+
+        def train(num_steps: int, batch_ended: Callable[[int], None]) -> None:
+            fit = Fit(self, data.party, list(loaders), batch_ended)
+            key = sampling.derive_key(data.seed, "loader", data.round, data.party)
+            batches = loaders if len(loaders) > 1 else next(iter(loaders.values()))
+            with seeded(key, loaders), self._prepared(fit.training_step), fit.naming_errors():
+                trainer = self.new_trainer(
+                    callbacks=[fit], max_epochs=int(epochs), limit_val_batches=0
+                )
+                trainer.fit(self.network, batches)
+            self.to(self.trainer.fabric.device)  # on a GPU, Lightning leaves the module on the CPU
+            for name, value in fit.scalars(trainer).items():
+                self.log(name, value, batch_size=count)
+
+        return LocalWork(count if steps else 0, steps, lambda step: {}, train=train)
+
+    @contextmanager
+    def _prepared(self, training_step: Callable[[Any, int], Any]) -> Iterator[None]:
+        """The module in its own modes, with another step and batch norm for single samples."""
+        for name, part in self.network.named_modules():
+            part.training = self.modes[name]
+        handles = accept_single_values(self.network)
+        vars(self.network)["training_step"] = training_step
+        try:
+            with _quiet():
+                yield
+        finally:
+            del vars(self.network)["training_step"]
+            for handle in handles:
+                handle.remove()
+
+    def new_trainer(self, **arguments: Any) -> Trainer:
+        """Lightning's Trainer on the device of this rank, which writes and prints nothing.
+
+        Args:
+            arguments: Further arguments.
+        """
+        device, logger = self.trainer.fabric.device, self.trainer.logger
+        return Trainer(
+            accelerator=device.type,
+            devices=[device.index] if device.index else 1,
+            precision=self.trainer.precision,
+            gradient_clip_val=self.gradient_clip_norm,
+            fast_dev_run=self.trainer.fast_dev_run,
+            logger=RunLogger(logger) if logger else False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            inference_mode=False,
+            plugins=[LightningEnvironment()],
+            **arguments,
+        )
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Run the module's step of a stage over all batches, on the first rank.
+
+        Args:
+            batch: ``validate`` or ``test``, and the loaders.
+            batch_idx: 0.
+        """
+        stage, loaders = batch
+        if self.trainer.global_rank:
+            return
+        with isolate_rng(), _quiet():
+            trainer = self.new_trainer()
+            getattr(trainer, stage)(self.network, loaders, verbose=False)
+        self.to(self.trainer.fabric.device)
+        for name, value in trainer.callback_metrics.items():
+            self.log(name, value.double())
+
+    test_step = validation_step
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Write the module's own names and hyper-parameters, with which its class loads it."""
+        load_state(self, checkpoint["state_dict"])
+        plain = {name: value for name, value in self.network.hparams.items() if is_plain(value)}
+        checkpoint |= {"state_dict": self.network.state_dict(), "hyper_parameters": plain}
+        self.network.on_save_checkpoint(checkpoint)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Read what :meth:`on_save_checkpoint` wrote."""
+        self.network.on_load_checkpoint(checkpoint)
+        saved = checkpoint["state_dict"]
+        checkpoint["state_dict"] = {f"network.{name}": tensor for name, tensor in saved.items()}
+
+
+class Fit(Callback):
+    """What happens in one fit besides Lightning's own: rates, losses, and messages.
+
+    Args:
+        method: The method.
+        party: Whose fit it is.
+        kinds: The kinds of its batches.
+        batch_ended: Called with the number of each step.
+    """
+
+    def __init__(
+        self,
+        method: FitsLightningModule,
+        party: int,
+        kinds: list[str],
+        batch_ended: Callable[[int], None],
+    ) -> None:
+        self.method, self.kinds, self.batch_ended = method, kinds, batch_ended
+        self.server = party == sampling.SERVER
+        self.name = "server" if self.server else f"clients[{party}]"
+        self.batch: Any = None
+        self.losses: list[Tensor] = []
+        self.rates: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """What Lightning calls in place of the module's own: the sum of the losses of all kinds."""
+        method, self.batch = self.method, batch
+        found, losses = dict[str, Any](), list[Tensor]()
+        for kind in self.kinds:
+            step = method.labeled_step if kind == "labeled" else method.unlabeled_step
+            returned = step(batch if len(self.kinds) == 1 else batch[kind], batch_idx)
+            part = loss_of(returned, method.network, f"the step of {kind} batches")
+            found |= returned if isinstance(returned, Mapping) else {}
+            losses += [] if part is None else [part]
+        if not losses:
+            return None
+        loss = torch.stack(losses).sum()
+        loss = loss if self.server else method.client_loss(loss)
+        self.losses.append(loss.detach())
+        return {**found, "loss": loss}
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        """Multiply the learning rates by the schedule's factor of the round."""
+        run = self.method.federation
+        factor = self.method.schedule.checked_factor(run.round_index, run.max_rounds)
+        if factor != 1 and trainer.lr_scheduler_configs:
+            raise ValueError("give schedule, or the schedulers of configure_optimizers, not both")
+        for optimizer in trainer.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] *= factor
+                self.rates.append(float(group["lr"]))
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        """Report a step."""
+        self.batch = None
+        self.batch_ended(trainer.fit_loop.total_batch_idx)
+
+    def scalars(self, trainer: Trainer) -> dict[str, float | Tensor]:
+        """What the module has logged, the server's after ``server/``; the loss and the rate."""
+        prefix = "server/" if self.server else ""
+        found: dict[str, float | Tensor] = {} if self.server else {"lr": self.rates[0]}
+        found |= {prefix + name: value.double() for name, value in trainer.callback_metrics.items()}
+        if self.losses:
+            loss = torch.stack(self.losses).mean(dtype=torch.float64)
+            found[prefix + "loss" if self.server else "client/loss"] = loss
+        return found
+
+    @contextmanager
+    def naming_errors(self) -> Iterator[None]:
+        """Name the party, and the shapes of its batch, in an error.
+
+        Raises:
+            ValueError: For any error.
+        """
+        try:
+            yield
+        except Exception as error:
+            shapes = apply_to_collection(self.batch, Tensor, lambda t: tuple(t.shape))
+            place = "" if shapes is None else f", a batch of shapes {shapes}"
+            hint = ""
+            if "is not available" in str(error):
+                hint = "; a client has no validation: monitor what training_step logs"
+            raise ValueError(
+                f"{self.name}{place}: {type(error).__name__}: {error}{hint}"
+            ) from error
+
+
+def federation(
+    made: type[FitsLightningModule],
+    module: Any,
+    clients: Any,
+    server: Any,
+    evaluated: Mapping[str, Any],
+    kwargs: Mapping[str, Any],
+) -> tuple[Any, LoaderData]:
+    """Model and data of ``from_lightning``.
+
+    Args:
+        made: The class of the method.
+        module: The module, which may be compiled.
+        clients: A sequence of loaders.
+        server: The server's loader, if it has one.
+        evaluated: Loaders for ``validate`` and ``test``, or None.
+        kwargs: The arguments of the method.
+
+    Raises:
+        ValueError: Names the argument and what to give instead.
+    """
+    module = from_compiled(module) if hasattr(module, "_orig_mod") else module
+    if not isinstance(module, LightningModule) or isinstance(module, FederatedAlgorithm):
+        raise ValueError(
+            f"from_lightning: {shortened(module)} is no LightningModule that is built, with a "
+            "training_step"
+        )
+    data = LoaderData(clients, server, evaluated)
+    own = made.unlabeled_step is FitsLightningModule.unlabeled_step
+    if own and server is not None and not hasattr(module, "unlabeled_training_step"):
+        raise ValueError(
+            "from_lightning: with labels at the server, clients call unlabeled_training_step("
+            f"batch, batch_idx): define it in {type(module).__name__}, or take FixMatch for classes"
+        )
+    if not own and server is None and not isinstance(clients[0], Mapping):
+        raise ValueError(
+            "FixMatch.from_lightning: give server=loader of labelled batches, or to every client "
+            '{"labeled": loader, "unlabeled": loader of (x_weak, x_strong)}'
+        )
+    return made(lambda: module, **kwargs), data
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Lightning from describing every fit."""
+    log = logging.getLogger("lightning.pytorch")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PossibleUserWarning)
+            warnings.filterwarnings("ignore", category=FutureWarning, module=r"lightning\.pytorch")
+            yield
+    finally:
+        log.setLevel(level)
