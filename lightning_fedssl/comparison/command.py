@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lightning_fedssl.comparison import plots, report
 from lightning_fedssl.comparison.execute import Outcome, terminable, train
-from lightning_fedssl.comparison.plan import Run
+from lightning_fedssl.comparison.plan import Run, differing_keys
 from lightning_fedssl.comparison.results import is_finished, rounds, summary
 from lightning_fedssl.comparison.suite import Suite
 
@@ -75,7 +75,12 @@ def compare(
 def _write(folder: Path, suite: Suite, outcomes: Sequence[Outcome], command_line: str) -> None:
     results = report.results_of(suite, outcomes)
     report.write_csv_files(folder, suite, outcomes)
-    report.write_report(folder, suite, results, command_line, plots.draw(folder, suite.title))
+    differing = {
+        group.title: differing_keys([one.run for one in outcomes if one.run.group is group])
+        for group in suite.groups
+    }
+    pictures = plots.draw(folder, suite.title)
+    report.write_report(folder, suite, results, command_line, pictures, differing)
     for group in suite.groups:
         print("", group.title, *report.group_table(group, results, suite), sep="\n")
     print("", f"tables and plots: {folder}", sep="\n")

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
@@ -195,6 +195,39 @@ def _differing(first: Run, other: Run, keys: Sequence[str]) -> str:
         "set the same value in the group's overrides, or move one of the entries to another group"
     )
     return f"{'; '.join(values)}; {remedy}" if values else ""
+
+
+def differing_keys(runs: Sequence[Run]) -> list[str]:
+    """The keys that several entries of a group have with different values, with these values.
+
+    A key of one method alone is none, and folders and seeds do not count.
+
+    Args:
+        runs: The runs of the group.
+    """
+    values: dict[str, dict[str, list[str]]] = {}
+    for run in {run.entry.label: run for run in runs}.values():
+        for key, value in _flat("", json.loads(_canonical(run.resolved.config))):
+            values.setdefault(key, {}).setdefault(str(value), []).append(run.entry.label)
+    found = []
+    for key, labels in sorted(values.items()):
+        if len(labels) > 1:
+            rarest = sorted(labels.items(), key=lambda item: len(item[1]))[:-1]
+            (most,) = labels.keys() - {value for value, _ in rarest}
+            others = "; ".join(f"{value} ({', '.join(named)})" for value, named in rarest)
+            found.append(f"`{key}`: {most}, but {others}")
+    return found
+
+
+def _flat(prefix: str, config: Any) -> Iterator[tuple[str, Any]]:
+    """The plain values of nested mappings with their dotted keys, without ``init_args``."""
+    if not isinstance(config, dict):
+        yield prefix, config
+        return
+    for name, value in config.items():
+        key = prefix if name == "init_args" else f"{prefix}.{name}".lstrip(".")
+        if not key.endswith("model.class_path"):
+            yield from _flat(key, value)
 
 
 def _network(run: Run) -> Any:

@@ -2,7 +2,7 @@
 
 ``results.csv`` has a row for each run, ``curves.csv`` one for each evaluation, and
 ``pseudo_labels.csv`` one for each round in which clients labelled images. ``results.md`` is for
-readers.
+readers; ``summary.csv`` and ``results.tex`` have its tables for programs and papers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import io
 import math
 import statistics
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ from lightning_fedssl.comparison.results import Row, curve, pseudo_labels, summa
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
 from lightning_fedssl.comparison.verdicts import FEWEST, paired, verdict
 from lightning_fedssl.storage.files import replace_file
+
+MOST_OTHER_STEPS = 0.1
+"""The largest share by which an entry's steps on labels may differ from its bound's."""
 
 Results = dict[str, dict[int, Row]]
 """The numbers of finished runs (:func:`~lightning_fedssl.comparison.results.summary`) by label and
@@ -51,9 +54,14 @@ def write_csv_files(folder: Path, suite: Suite, outcomes: Sequence[Outcome]) -> 
 
 
 def write_report(
-    folder: Path, suite: Suite, results: Results, command: str, pictures: Sequence[str]
+    folder: Path,
+    suite: Suite,
+    results: Results,
+    command: str,
+    pictures: Sequence[str],
+    differing: Mapping[str, Sequence[str]],
 ) -> None:
-    """Write ``results.md``.
+    """Write ``results.md``, ``summary.csv`` and ``results.tex``.
 
     Args:
         folder: The folder for the file.
@@ -61,10 +69,16 @@ def write_report(
         results: The numbers of its finished runs.
         command: The command line of the comparison, which the report quotes.
         pictures: Files of plots, relative to the folder.
+        differing: The keys in which the entries of a group differ, by its title.
     """
-    _write_text(
-        folder / "results.md", "\n".join(markdown(suite, results, command, pictures)) + "\n"
-    )
+    lines = markdown(suite, results, command, pictures, differing)
+    _write_text(folder / "results.md", "\n".join(lines) + "\n")
+    rows: list[dict[str, Any]] = []
+    for group in suite.groups:
+        head, *cells = table_of(group, results, suite)
+        rows += [{"group": group.title, **dict(zip(head, row, strict=True))} for row in cells]
+    _write_csv(folder / "summary.csv", rows)
+    _write_text(folder / "results.tex", "\n".join(latex(suite, results)) + "\n")
 
 
 def results_of(suite: Suite, outcomes: Sequence[Outcome]) -> Results:
@@ -72,12 +86,19 @@ def results_of(suite: Suite, outcomes: Sequence[Outcome]) -> Results:
     found: Results = {entry.label: {} for entry in suite.entries}
     for outcome in outcomes:
         if outcome.rows:
-            found[outcome.run.entry.label][outcome.run.seed] = summary(outcome.rows, suite.target)
+            row = summary(outcome.rows, suite.target)
+            place = outcome.run.data.get("label_location", "server")
+            row["label_steps"] = row["server_steps" if place == "server" else "client_steps"]
+            found[outcome.run.entry.label][outcome.run.seed] = row
     return found
 
 
 def markdown(
-    suite: Suite, results: Results, command: str = "", pictures: Sequence[str] = ()
+    suite: Suite,
+    results: Results,
+    command: str = "",
+    pictures: Sequence[str] = (),
+    differing: Mapping[str, Sequence[str]] | None = None,
 ) -> list[str]:
     """The report as lines of Markdown.
 
@@ -86,6 +107,7 @@ def markdown(
         results: The numbers of its finished runs.
         command: The command line of the comparison.
         pictures: Files of plots.
+        differing: The keys in which the entries of a group differ, by its title.
     """
     report = [f"# {suite.title}", "", *_paragraph(suite.note), *_paragraph(_legend(suite))]
     for group in suite.groups:
@@ -95,6 +117,7 @@ def markdown(
             *group_table(group, results, suite),
             "",
             *_paragraph(group.note),
+            *_differences((differing or {}).get(group.title, ())),
         ]
     report += [line for file in pictures for line in (f"![{Path(file).stem}]({file})", "")]
     return report + ([f"`{command}`"] if command else [])
@@ -102,6 +125,12 @@ def markdown(
 
 def _paragraph(text: str) -> list[str]:
     return [*textwrap.wrap(text, 120, break_long_words=False), ""] if text.strip() else []
+
+
+def _differences(keys: Sequence[str]) -> list[str]:
+    if not keys:
+        return []
+    return ["Keys in which entries differ, and where:", "", *(f"* {key}" for key in keys), ""]
 
 
 def _legend(suite: Suite) -> str:
@@ -115,7 +144,9 @@ def _legend(suite: Suite) -> str:
         "*difference*: mean difference, in points, to the group's first bound with the same "
         "seeds, with its 95 % "
         f"interval (Student's t) from {FEWEST} seeds on: *undecided* if it contains 0, *contrary* "
-        "if it is below 0."
+        "if it is below 0. *steps on labels*: of the server, or of the clients where they have the "
+        "labels; where they differ by more than a tenth from the bound's, the difference is not "
+        "that of the methods alone, and no verdict is given."
     )
     if suite.target is not None:
         text += (
@@ -135,22 +166,63 @@ def group_table(group: SuiteGroup, results: Results, suite: Suite) -> list[str]:
         results: The numbers of the finished runs.
         suite: Its suite.
     """
+    head, *rows = table_of(group, results, suite)
+    return [_line(head), "|---" * len(head) + "|", *map(_line, rows)]
+
+
+def table_of(group: SuiteGroup, results: Results, suite: Suite) -> list[list[str]]:
+    """One group's table: its head, and a row for each entry.
+
+    Args:
+        group: The group.
+        results: The numbers of the finished runs.
+        suite: Its suite.
+    """
     baseline = next((entry.label for entry in group.entries if entry.role == "bound"), "")
-    bound = accuracies(results.get(baseline, {}))
+    bound = results.get(baseline, {})
     goal = (
         []
         if suite.target is None
         else [f"{cost} to {suite.target:.0%}" for cost in ("rounds", "MB", "s")]
     )
     versus = f"difference to {baseline}" if baseline else "difference"
-    head = ["entry", "test", "worst seed", versus, "best", *goal, "rounds", "MB", "seeds"]
+    costs = ["rounds", "steps on labels", "MB", "seeds"]
+    head = ["entry", "test", "worst seed", versus, "best", *goal, *costs]
     rows = [
         _cells(entry, results[entry.label], bound if entry.label != baseline else {}, suite)
         if results[entry.label]
         else [entry.label, "no run ended", *[""] * (len(head) - 2)]
         for entry in _ordered(group, results)
     ]
-    return [_line(head), "|---" * len(head) + "|", *map(_line, rows)]
+    return [head, *rows]
+
+
+def latex(suite: Suite, results: Results) -> list[str]:
+    """The tables of all groups for a paper: entry, test and difference, as lines of LaTeX.
+
+    They need the package booktabs.
+
+    Args:
+        suite: The suite that was compared.
+        results: The numbers of its finished runs.
+    """
+    lines = [f"% {suite.title}: mean and standard deviation over seeds; 95 % intervals."]
+    for group in suite.groups:
+        head, *rows = table_of(group, results, suite)
+        shown = [0, 1, 3]
+        lines += ["", f"% {group.title}", r"\begin{tabular}{lll}", r"\toprule"]
+        lines += [" & ".join(_escaped(head[column]) for column in shown) + r" \\", r"\midrule"]
+        for row in rows:
+            lines.append(" & ".join(_escaped(row[column]) for column in shown) + r" \\")
+        lines += [r"\bottomrule", r"\end{tabular}"]
+    return lines
+
+
+def _escaped(text: str) -> str:
+    """A cell of Markdown in LaTeX."""
+    for special in "&%#_$":
+        text = text.replace(special, rf"\{special}")
+    return text.replace("*", "").replace("±", r"$\pm$")
 
 
 def accuracies(runs: dict[int, Row]) -> dict[int, float]:
@@ -174,9 +246,10 @@ def _ordered(group: SuiteGroup, results: Results) -> list[SuiteEntry]:
 
 
 def _cells(
-    entry: SuiteEntry, runs: dict[int, Row], baseline: dict[int, float], suite: Suite
+    entry: SuiteEntry, runs: dict[int, Row], bound: dict[int, Row], suite: Suite
 ) -> list[str]:
     values = accuracies(runs)
+    steps, own_steps = _label_steps(bound), _label_steps(runs)
     best = [
         100 * row["best_accuracy"] for row in runs.values() if math.isfinite(row["best_accuracy"])
     ]
@@ -184,21 +257,35 @@ def _cells(
         f"*{entry.label}* (bound)" if entry.role == "bound" else entry.label,
         _spread(list(values.values())),
         f"{min(values.values()):.1f}" if values else "",
-        _difference(values, baseline),
+        _difference(values, accuracies(bound), own_steps / steps if steps else math.nan),
         _spread(best),
         *(_goal_cells(list(runs.values())) if suite.target is not None else []),
         f"{max(row['rounds'] for row in runs.values()):.0f}",
+        f"{own_steps:,.0f}" if math.isfinite(own_steps) else "",
         _number(statistics.fmean(row["bytes"] for row in runs.values()) / 1e6),
         str(len(runs)) if len(runs) == len(suite.seeds) else f"{len(runs)} of {len(suite.seeds)}",
     ]
 
 
-def _difference(values: dict[int, float], baseline: dict[int, float]) -> str:
-    """The mean difference with its interval, and the verdict where that is not *met*."""
-    found = paired(values, baseline)
+def _label_steps(runs: Mapping[int, Row]) -> float:
+    """The mean number of steps on labels; NaN without runs, or where it was not logged."""
+    return statistics.fmean(row["label_steps"] for row in runs.values()) if runs else math.nan
+
+
+def _difference(values: dict[int, float], bound: dict[int, float], steps: float) -> str:
+    """The mean difference with its interval, and the verdict where that is not *met*.
+
+    Args:
+        values: Accuracies by seed.
+        bound: Those of the bound.
+        steps: The steps on labels as a multiple of the bound's; NaN if they are not known.
+    """
+    found = paired(values, bound)
     if found is None:
         return ""
-    said = verdict([value - baseline[seed] for seed, value in values.items() if seed in baseline])
+    if abs(steps - 1) > MOST_OTHER_STEPS:
+        return f"{found.mean:+.1f} (no verdict: {steps:.2g} times the bound's steps on labels)"
+    said = verdict([value - bound[seed] for seed, value in values.items() if seed in bound])
     if found.count < FEWEST:
         return f"{found.mean:+.1f} ({said})"
     return (

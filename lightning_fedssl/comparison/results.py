@@ -107,12 +107,19 @@ def summary(rows: Sequence[Row], target: float | None = None) -> Row:
         "best_round": best.get("round", math.nan),
         "target": math.nan if target is None else target,
         **{f"{cost}_to_target": goal.get(name, math.nan) for cost, name in _COSTS.items()},
+        "server_steps": _total(rows, "server/steps"),
+        "client_steps": _total(rows, "client/steps"),
         "bytes": sum(map(_bytes, rows)),
         "simulated_seconds": rows[-1].get(
             "system/seconds", math.nan
         ),  # logged as a sum over the rounds so far
         "wall_seconds": sum(row.get("time/round_s", 0.0) for row in rows),
     }
+
+
+def _total(rows: Sequence[Row], name: str) -> float:
+    """The sum of a scalar over the rounds; NaN for a run of a version that did not log it."""
+    return sum(row.get(name, math.nan) for row in rows)
 
 
 _COSTS = {"rounds": "round", "bytes": "bytes", "seconds": "seconds"}

@@ -172,6 +172,8 @@ class Federation:
         )
         self._server_phases += 1
         work = algorithm.on_server_start(data).limited(trainer.max_steps)
+        if trainer.is_global_zero:  # every rank takes the same steps
+            trainer.counter.add("server/steps", float(work.num_steps))
         if work.num_steps:
             if not algorithm.keep_server_optimizer:
                 load_optimizer_state(optimizer, {})
@@ -438,6 +440,7 @@ class Federation:
                 )
         trainer.counter.add("client/trained", float(work.num_steps > 0))
         trainer.counter.add("client/images", float(work.num_samples if work.num_steps else 0))
+        trainer.counter.add("client/steps", float(work.num_steps))
         trainer.call("on_client_start", data, work)
         if not work.num_steps:
             self.participation.outcomes[data.party] = "skipped"

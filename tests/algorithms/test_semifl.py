@@ -324,6 +324,7 @@ def test_diagnostics_count_by_hand(tmp_path: Path) -> None:
     assert float(trainer.callback_metrics["pseudo_label/accuracy"]) == pytest.approx(sum(right) / 2)
     assert float(trainer.callback_metrics["pseudo_label/confident_accuracy"]) == pytest.approx(sum(right) / 2)
     assert trainer.callback_metrics["client/images"] == 2
+    assert trainer.callback_metrics["client/steps"] == 2 * algorithm.client_epochs
     assert float(trainer.callback_metrics["client/mask_rate"]) == 1.0
 
 

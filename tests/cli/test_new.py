@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lightning_fedssl.cli import main
 from lightning_fedssl.cli.new import module_name
@@ -29,6 +30,19 @@ def test_the_written_method_passes_the_written_tests(
         test(**{"tmp_path": tmp_path / name} if "tmp_path" in inspect.signature(test).parameters else {})
     assert main(["fit", "--config", "own_match.yaml", "--trainer.fast_dev_run", "true", "--trainer.devices", "1"]) == 0
     assert "after round 1: test accuracy" in capsys.readouterr().out
+
+
+def test_the_configuration_of_a_new_method_is_that_of_the_baseline() -> None:
+    """So that a suite of the two compares methods, not norms, cohorts or schedules."""
+    root = Path(__file__).resolve().parents[2]
+    own, baseline = (
+        yaml.safe_load((root / file).read_text())
+        for file in ("lightning_fedssl/cli/templates/my_method.yaml", "configs/fixmatch_digits.yaml")
+    )
+    assert own["model"].pop("class_path") == "my_method.MyMethod"
+    assert own["model"]["init_args"].pop("threshold") == 0.95  # the baseline's default
+    own["trainer"].pop("default_root_dir"), baseline["trainer"].pop("default_root_dir")
+    assert own == {**baseline, "model": {"init_args": baseline["model"]["init_args"]}}
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,16 @@ def run_of(
     return Run(SuiteGroup("G", [entry]), entry, seed, resolved, partition, {"w": weights}, folder)
 
 
-def rounds_of(test_accuracy: float, *accuracies: float) -> list[Row]:
+def rounds_of(test_accuracy: float, *accuracies: float, server_steps: float = 10) -> list[Row]:
     """Logged rounds of 10 MB and 1 simulated second each, with these validation accuracies."""
     rows: list[Row] = [
-        {"step": t, "val/accuracy": value, "communication/upload_bytes": 1e7, "system/seconds": float(t)}
+        {
+            "step": t,
+            "val/accuracy": value,
+            "communication/upload_bytes": 1e7,
+            "system/seconds": float(t),
+            "server/steps": server_steps,
+        }
         for t, value in enumerate(accuracies, 1)
     ]
     rows[-1] |= {"test/accuracy": test_accuracy, "test/loss": 0.1}
@@ -47,8 +53,8 @@ def comparison() -> tuple[Suite, list[Outcome]]:
     suite = Suite("T", [SuiteGroup("G", [bad, bound, good], note="A note.")], [0, 1, 2], 0.9)
     logged = {
         bound.label: (bound, [rounds_of(value, *LOW) for value in (0.5, 0.6, 0.7)]),
-        good.label: (good, [rounds_of(0.61, *GOOD), rounds_of(0.72, *LOW), rounds_of(0.86, *GOOD)]),
-        bad.label: (bad, [rounds_of(0.4, *LOW), [], []]),
+        good.label: (good, [rounds_of(0.61, *GOOD, server_steps=11.5), rounds_of(0.72, *LOW), rounds_of(0.86, *GOOD)]),
+        bad.label: (bad, [rounds_of(0.4, *LOW, server_steps=20), [], []]),
     }
     outcomes = [
         Outcome(run_of(entry, seed), rows, "trained" if rows else "failed", 1.0)

@@ -17,7 +17,7 @@ from lightning_fedssl import __version__
 from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.cli.compare import resolve
 from lightning_fedssl.comparison import plan as plan_module
-from lightning_fedssl.comparison.plan import Run, check_alike, hash_of, initial_weights, plan
+from lightning_fedssl.comparison.plan import Run, check_alike, differing_keys, hash_of, initial_weights, plan
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
 from lightning_fedssl.models import CNN
 from tests.comparison.helpers import run_of
@@ -127,3 +127,21 @@ def test_other_folders_of_images_are_other_data_and_other_folders_of_a_named_dat
 def test_a_bound_may_have_a_partition_of_its_own() -> None:
     bound = SuiteEntry("B", "a.yaml", "bound")
     check_alike([run_of("A"), run_of(bound, partition="q", data={"num_clients": 9})])
+
+
+def test_keys_in_which_entries_differ_are_named_once_with_the_rarer_values() -> None:
+    def run(label: str, norm: str, cohort: int, **own: Any) -> Run:
+        made = run_of(label)
+        network = {"class_path": "CNN", "init_args": {"norm": norm}}
+        made.resolved.config.update(
+            model={"class_path": label, "init_args": {"network": network, **own}},
+            trainer={"clients_per_round": cohort, "default_root_dir": label},
+        )
+        return made
+
+    runs = [run("A", "group", 5, threshold=0.9), run("B", "static", 10), run("C", "static", 10)]
+
+    assert differing_keys(runs) == [
+        "`model.network.norm`: static, but group (A)",
+        "`trainer.clients_per_round`: 10, but 5 (A)",
+    ]

@@ -15,19 +15,35 @@ def test_the_table_holds_means_paired_differences_and_costs_to_the_target() -> N
     """Good differs from the bound by 11, 12 and 16 points: mean 13, 4.303 sqrt(7 / 3) = 6.57."""
     suite, outcomes = comparison()
     lines = report.markdown(suite, report.results_of(suite, outcomes), "the command", ["a.png"])
-    best = "66.7 ± 49.1"
+    best, never = "66.7 ± 49.1", ["not reached (0 of 3)", "", ""]
+    twice = "-10.0 (no verdict: 2 times the bound's steps on labels)"
     head, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
     assert head == [
         "entry", "test", "worst seed", "difference to Bound", "best", "rounds to 90%", "MB to 90%", "s to 90%",
-        "rounds", "MB", "seeds",
+        "rounds", "steps on labels", "MB", "seeds",
     ]  # fmt: skip
     assert rows == [
-        ["*Bound* (bound)", "60.0 ± 10.0", "50.0", "", "10.0 ± 0.0", "not reached (0 of 3)", "", "", "4", "40", "3"],
-        ["Good", "73.0 ± 12.5", "61.0", "+13.0 (+6.4 to +19.6)", best, "2 (2 of 3)", "20", "2", "4", "40", "3"],
-        ["Bad", "40.0", "40.0", "-10.0 (one run)", "10.0", "not reached (0 of 1)", "", "", "4", "40", "1 of 3"],
+        ["*Bound* (bound)", "60.0 ± 10.0", "50.0", "", "10.0 ± 0.0", *never, "4", "40", "40", "3"],
+        ["Good", "73.0 ± 12.5", "61.0", "+13.0 (+6.4 to +19.6)", best, "2 (2 of 3)", "20", "2", "4", "42", "40", "3"],
+        ["Bad", "40.0", "40.0", twice, "10.0", "not reached (0 of 1)", "", "", "4", "80", "40", "1 of 3"],
     ]  # fmt: skip
     assert {"A note.", "![a](a.png)"} <= set(lines)
     assert lines[-1] == "`the command`"
+
+
+def test_the_tables_are_also_a_csv_and_latex(tmp_path: Path) -> None:
+    suite, outcomes = comparison()
+    suite.groups[0].title = "10 % of A_B"
+    keys = {suite.groups[0].title: ["`model.lr`: 1, but 2 (Good)"]}
+    report.write_report(tmp_path, suite, report.results_of(suite, outcomes), "", [], keys)
+
+    with (tmp_path / "summary.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["group"], row["entry"], row["test"]) for row in rows][1] == ("10 % of A_B", "Good", "73.0 ± 12.5")
+    tex = (tmp_path / "results.tex").read_text()
+    assert r"Good & 73.0 $\pm$ 12.5 & +13.0 (+6.4 to +19.6) \\" in tex
+    assert r"Bound (bound) & 60.0" in tex
+    assert "* `model.lr`: 1, but 2 (Good)" in (tmp_path / "results.md").read_text().splitlines()
 
 
 def test_a_difference_that_proves_nothing_says_so() -> None:

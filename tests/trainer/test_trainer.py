@@ -146,7 +146,8 @@ def test_files_of_a_run_and_its_scalars(tmp_path: Path) -> None:
     events = EventAccumulator(str(folder)).Reload()
     wanted = {
         "server/loss", "client/loss", "client/mask_rate", "pseudo_label/accuracy", "val/accuracy", "val/loss",
-        "client/images", "test/accuracy", "time/round_s", "time/client_samples_per_s", "communication/upload_bytes",
+        "client/images", "client/steps", "server/steps", "test/accuracy", "time/round_s",
+        "time/client_samples_per_s", "communication/upload_bytes",
         "communication/download_bytes",
     }  # fmt: skip
     assert wanted <= set(events.Tags()["scalars"])
