@@ -2,7 +2,6 @@
 
 from .checkpoint import FederatedCheckpoint
 from .client_evaluation import ClientEvaluation
-from .client_pictures import ClientHeatMaps, PseudoLabelGallery
 from .collapse_detector import CollapseDetector
 from .communication_ledger import CommunicationLedger
 from .dashboard import Dashboard
@@ -13,7 +12,6 @@ from .group_quality import GroupQuality
 from .labels_alone import LabelsAlone
 from .local_steps import LocalSteps
 from .logging import RoundProgress
-from .loss_landscape import LossLandscape
 from .metric_matrices import MetricMatrices
 from .participation_plot import ParticipationPlot
 from .pseudo_label_quality import PseudoLabelQuality
@@ -25,7 +23,6 @@ from .system_clock import SystemClock
 
 __all__ = [
     "ClientEvaluation",
-    "ClientHeatMaps",
     "CollapseDetector",
     "CommunicationLedger",
     "Dashboard",
@@ -36,10 +33,8 @@ __all__ = [
     "GroupQuality",
     "LabelsAlone",
     "LocalSteps",
-    "LossLandscape",
     "MetricMatrices",
     "ParticipationPlot",
-    "PseudoLabelGallery",
     "PseudoLabelQuality",
     "RoundProgress",
     "RunResult",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 
 if TYPE_CHECKING:
@@ -84,3 +85,31 @@ def show_histogram(trainer: FederatedTrainer, name: str, values: Tensor) -> None
 
 def _loggers(trainer: FederatedTrainer) -> list[Any]:
     return list(trainer.loggers) if trainer.is_global_zero else []
+
+
+def draw_clients(rounds: dict[int, dict[int, float]], num_clients: int, title: str) -> Figure:
+    """A heat map of a value over clients (rows) and rounds (columns).
+
+    White where a client has no value.
+
+    Args:
+        rounds: The clients' values by round.
+        num_clients: M.
+        title: What the value is.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    table = torch.full((num_clients, max(rounds)), torch.nan)
+    for number, values in rounds.items():
+        for client, value in values.items():
+            table[client, number - 1] = value
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    axes = figure.add_subplot()
+    extent = (0.5, max(rounds) + 0.5, num_clients - 0.5, -0.5)
+    picture = axes.imshow(table.numpy(), aspect="auto", interpolation="nearest", extent=extent)
+    axes.set(xlabel="round", ylabel="client", title=title)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    figure.colorbar(picture)
+    return figure

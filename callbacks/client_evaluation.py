@@ -13,8 +13,12 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.callback import FederatedCallback, at_least
-from lightning_fedssl.callbacks.boards import has_pictures, show_figure, show_histogram
-from lightning_fedssl.callbacks.client_pictures import draw_clients
+from lightning_fedssl.callbacks.boards import (
+    draw_clients,
+    has_pictures,
+    show_figure,
+    show_histogram,
+)
 from lightning_fedssl.storage.files import replace_file
 
 if TYPE_CHECKING:

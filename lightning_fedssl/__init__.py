@@ -43,9 +43,9 @@ _MODULES = {
     """,
     "callback": "FederatedCallback",
     "callbacks": """
-        ClientEvaluation ClientHeatMaps CollapseDetector CommunicationLedger Dashboard
+        ClientEvaluation CollapseDetector CommunicationLedger Dashboard
         EMATeacher FederatedCheckpoint GlobalUpdateFrequency GradientDiversity GroupQuality
-        LabelsAlone LocalSteps LossLandscape MetricMatrices ParticipationPlot PseudoLabelGallery
+        LabelsAlone LocalSteps MetricMatrices ParticipationPlot
         PseudoLabelQuality RoundProgress RunResult StageLosses StaticBatchNorm StopAtEquilibrium
         SystemClock
     """,

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from lightning_fedssl.algorithms import FedSHVR
 from lightning_fedssl.algorithms.common.labeled_unlabeled import Ramp
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import FederatedCheckpoint, LossLandscape
+from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.data import LocalData, Views
 from lightning_fedssl.functional.averaging import WeightedSum
 from lightning_fedssl.functional.losses import kl_from_uniform, kl_to_uniform
@@ -438,26 +437,6 @@ def test_r2_from_uniform_in_the_step_and_in_the_objective() -> None:
     torch.testing.assert_close(term, expected.sum(dim=1).mean())
     uniform_labels = torch.full_like(logits, 1 / 3)  # whose r_1 is 0
     torch.testing.assert_close(algorithm._losses(logits, uniform_labels, 0.0, labeled=False), expected.sum(dim=1))
-
-
-def test_loss_landscape_has_the_objective_of_the_trained_model_in_its_middle(tmp_path: Path) -> None:
-    trainer = toy_trainer(
-        tmp_path, clients_per_round=4, callbacks=LossLandscape(points=3, reach=0.5), precision="64-true"
-    )
-    algorithm, data = toy_shvr(), uneven_clients()
-    trainer.fit(algorithm, data)
-    folder = Path(str(trainer.log_dir))
-    surface = np.loadtxt(folder / "loss_landscape.csv", delimiter=",")
-    assert surface.shape == (3, 3)
-    assert (folder / "loss_landscape.png").read_bytes().startswith(b"\x89PNG")
-    assert surface.std() > 0
-    parts, sizes = [], []
-    callback = next(c for c in trainer.callbacks if isinstance(c, LossLandscape))
-    for local, labels in callback._clients.values():
-        algorithm.eval()
-        parts.append(sum(float(part.detach()) for part in algorithm.objective(local, labels)))
-        sizes.append(len(local.labeled) + len(local.unlabeled))
-    assert surface[1, 1] == pytest.approx(np.average(parts, weights=sizes), rel=1e-12)
 
 
 @pytest.mark.parametrize("of_vectors", [{"lr": 0.01}, {"momentum": 0.9}])

@@ -38,7 +38,6 @@ class Case(NamedTuple):
 
 CASES = {
     "ClientEvaluation": Case(callbacks.ClientEvaluation),
-    "ClientHeatMaps": Case(callbacks.ClientHeatMaps),
     "CollapseDetector": Case(lambda: callbacks.CollapseDetector(share=0.01)),
     "CommunicationLedger": Case(callbacks.CommunicationLedger),
     "Dashboard": Case(callbacks.Dashboard),
@@ -51,10 +50,8 @@ CASES = {
     "GroupQuality": Case(callbacks.GroupQuality, toy_rgd),
     "LabelsAlone": Case(callbacks.LabelsAlone),
     "LocalSteps": Case(callbacks.LocalSteps),
-    "LossLandscape": Case(lambda: callbacks.LossLandscape(points=2), toy_shvr, uneven_clients),
     "MetricMatrices": Case(callbacks.MetricMatrices),
     "ParticipationPlot": Case(callbacks.ParticipationPlot),
-    "PseudoLabelGallery": Case(callbacks.PseudoLabelGallery),
     "PseudoLabelQuality": Case(callbacks.PseudoLabelQuality),
     "RoundProgress": Case(callbacks.RoundProgress),
     "RunResult": Case(callbacks.RunResult),

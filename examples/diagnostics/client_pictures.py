@@ -1,5 +1,8 @@
 """Pictures for the logger: heat maps of the clients, and the pseudo-labels that are wrong and
 confident.
+
+In a checkout: ``lightning-fedssl fit --config semifl_digits.yaml
+--trainer.callbacks+=examples.diagnostics.client_pictures.ClientHeatMaps``.
 """
 
 from __future__ import annotations
@@ -11,7 +14,12 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl.callback import FederatedCallback, at_least
-from lightning_fedssl.callbacks.boards import has_pictures, show_figure, show_histogram
+from lightning_fedssl.callbacks.boards import (
+    draw_clients,
+    has_pictures,
+    show_figure,
+    show_histogram,
+)
 from lightning_fedssl.callbacks.pseudo_label_quality import clients_left_out
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 
@@ -240,34 +248,6 @@ class PseudoLabelGallery(FederatedCallback):
                     )
             line[0].set_ylabel(title)
         return figure
-
-
-def draw_clients(rounds: dict[int, dict[int, float]], num_clients: int, title: str) -> Figure:
-    """A heat map of a value over clients (rows) and rounds (columns).
-
-    White where a client has no value.
-
-    Args:
-        rounds: The clients' values by round.
-        num_clients: M.
-        title: What the value is.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    table = torch.full((num_clients, max(rounds)), torch.nan)
-    for number, values in rounds.items():
-        for client, value in values.items():
-            table[client, number - 1] = value
-    figure = Figure(figsize=(7, 5), layout="constrained")
-    axes = figure.add_subplot()
-    extent = (0.5, max(rounds) + 0.5, num_clients - 0.5, -0.5)
-    picture = axes.imshow(table.numpy(), aspect="auto", interpolation="nearest", extent=extent)
-    axes.set(xlabel="round", ylabel="client", title=title)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    figure.colorbar(picture)
-    return figure
 
 
 def _most_confident(entries: list[_Label], count: int) -> list[_Label]:
