@@ -26,6 +26,7 @@ import torch
 from lightning_fedssl import FederatedDataModule, FederatedTrainer, SemiFL
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.models import CNN, WideResNet
+from lightning_fedssl.run import Run
 
 CASES = [("agree", precision, at_once) for precision, at_once in (("64-true", 10), ("32-true", 1), ("bf16-mixed", 1))]
 CASES += [("round", precision, at_once) for precision in ("32-true", "bf16-mixed") for at_once in (1, 5, 10)]
@@ -39,12 +40,12 @@ class Clock(FederatedCallback):
         self.seconds: list[float] = []
         self.began = 0.0
 
-    def on_round_start(self, trainer: FederatedTrainer, algorithm: Any) -> None:
+    def on_round_start(self, trainer: Run, algorithm: Any) -> None:
         """Start the clock."""
         wait()
         self.began = time.monotonic()
 
-    def on_round_end(self, trainer: FederatedTrainer, algorithm: Any, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: Run, algorithm: Any, metrics: dict[str, float]) -> None:
         """Stop it."""
         wait()
         self.seconds.append(time.monotonic() - self.began)

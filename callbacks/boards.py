@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.run import Run
 
 
-def boards_of(trainer: FederatedTrainer) -> Iterator[TensorBoardLogger]:
+def boards_of(trainer: Run) -> Iterator[TensorBoardLogger]:
     """The TensorBoard loggers of a trainer, on rank 0."""
     if trainer.is_global_zero:
         yield from (logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger))
 
 
-def has_pictures(trainer: FederatedTrainer) -> bool:
+def has_pictures(trainer: Run) -> bool:
     """Whether a logger of this rank can show pictures, so that they need to be drawn."""
     kinds = (TensorBoardLogger, WandbLogger, MLFlowLogger)
     return trainer.is_global_zero and any(isinstance(logger, kinds) for logger in trainer.loggers)
 
 
-def show_figure(trainer: FederatedTrainer, name: str, figure: Figure) -> None:
+def show_figure(trainer: Run, name: str, figure: Figure) -> None:
     """Log a matplotlib figure for the current round.
 
     Args:
@@ -48,7 +48,7 @@ def show_figure(trainer: FederatedTrainer, name: str, figure: Figure) -> None:
             logger.experiment.log_figure(logger.run_id, figure, f"{name}/round_{number:05}.png")
 
 
-def show_text(trainer: FederatedTrainer, title: str, text: str) -> None:
+def show_text(trainer: Run, title: str, text: str) -> None:
     """Log a text of the run.
 
     Args:
@@ -65,7 +65,7 @@ def show_text(trainer: FederatedTrainer, title: str, text: str) -> None:
             logger.experiment.log_text(logger.run_id, text, f"{title}.md")
 
 
-def show_histogram(trainer: FederatedTrainer, name: str, values: Tensor) -> None:
+def show_histogram(trainer: Run, name: str, values: Tensor) -> None:
     """Log a histogram for the current round, if there are values; MLflow has none.
 
     Args:
@@ -83,7 +83,7 @@ def show_histogram(trainer: FederatedTrainer, name: str, values: Tensor) -> None
             logger.log_metrics({name: histogram}, trainer.round_index)
 
 
-def _loggers(trainer: FederatedTrainer) -> list[Any]:
+def _loggers(trainer: Run) -> list[Any]:
     return list(trainer.loggers) if trainer.is_global_zero else []
 
 

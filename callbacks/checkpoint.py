@@ -14,7 +14,7 @@ from lightning_fedssl.storage.files import write_synced
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.run import Run
 
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class FederatedCheckpoint(FederatedCallback):
         self._warned = False
 
     def on_round_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Write ``best`` if this round is the best so far, and ``last`` at its interval."""
         value = metrics.get(self.monitor)
@@ -79,7 +79,7 @@ class FederatedCheckpoint(FederatedCallback):
             self._save_last(trainer)
 
     def on_train_end(  # type: ignore[override]
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+        self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
         """Write the model, and ``last`` if it has an earlier round, or outdated statistics of
         static batch norm.
@@ -90,7 +90,7 @@ class FederatedCheckpoint(FederatedCallback):
         trainer.save_model(self.folder(trainer))
         self._name_a_decline(trainer)
 
-    def save_missing(self, trainer: FederatedTrainer) -> None:
+    def save_missing(self, trainer: Run) -> None:
         """Write ``last`` if it has an earlier round."""
         if self._saved_round != trainer.round_index:
             self._save_last(trainer)
@@ -116,11 +116,11 @@ class FederatedCheckpoint(FederatedCallback):
         self.best_value, self.best_round = state_dict["best_value"], state_dict["best_round"]
 
     @staticmethod
-    def folder(trainer: FederatedTrainer) -> Path:
+    def folder(trainer: Run) -> Path:
         """The folder of a run's checkpoints."""
         return Path(trainer.log_dir or trainer.default_root_dir) / "checkpoints"
 
-    def _save_last(self, trainer: FederatedTrainer) -> None:
+    def _save_last(self, trainer: Run) -> None:
         is_first = not self._saved_round and trainer.is_global_zero and not trainer.fast_dev_run
         if is_first and trainer.ckpt_path is not None:
             self._inherit_best(trainer.ckpt_path.with_name("best.ckpt"), self.folder(trainer))
@@ -138,7 +138,7 @@ class FederatedCheckpoint(FederatedCallback):
             with best.open("rb") as source:
                 write_synced(folder / best.name, lambda file: shutil.copyfileobj(source, file))
 
-    def _warn_if_unknown(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
+    def _warn_if_unknown(self, trainer: Run, metrics: dict[str, float]) -> None:
         evaluated = [name for name in metrics if name.startswith("val")]
         if self.monitor == ACCURACY and not trainer.datamodule.class_names:
             return  # no method computes it without classes
@@ -151,7 +151,7 @@ class FederatedCheckpoint(FederatedCallback):
                 self.monitor, ", ".join(sorted(metrics)),
             )  # fmt: skip
 
-    def _name_a_decline(self, trainer: FederatedTrainer) -> None:
+    def _name_a_decline(self, trainer: Run) -> None:
         best, last = self.best_value, self._last_value
         if (
             best is None

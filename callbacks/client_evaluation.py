@@ -23,7 +23,7 @@ from lightning_fedssl.storage.files import replace_file
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.run import Run
 
 _NETWORK = "network."
 
@@ -76,7 +76,7 @@ class ClientEvaluation(FederatedCallback):
         self._indices = []
 
     def on_evaluation_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Evaluate the model for every client at the interval, and add the results to the round's
         metrics.
@@ -97,7 +97,7 @@ class ClientEvaluation(FederatedCallback):
             show_histogram(trainer, "client_test/accuracy", accuracies[~accuracies.isnan()])
 
     def on_train_end(  # type: ignore[override]
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+        self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
         """Draw the heat map."""
         if self.history and has_pictures(trainer):
@@ -119,11 +119,11 @@ class ClientEvaluation(FederatedCallback):
         """Restore the state from :meth:`state_dict`."""
         self.history = dict(state_dict["history"])
 
-    def _is_due(self, trainer: FederatedTrainer) -> bool:
+    def _is_due(self, trainer: Run) -> bool:
         last = trainer.round_index == trainer.max_rounds
         return trainer.evaluates_now and (last or trainer.round_index % self.every_n_rounds == 0)
 
-    def _images(self, trainer: FederatedTrainer) -> list[Tensor]:
+    def _images(self, trainer: Run) -> list[Tensor]:
         """Indices of each client's test images, drawn in the first call."""
         if not self._indices:
             data, count, seed = trainer.datamodule, self.images_per_client, trainer.seed
@@ -135,7 +135,7 @@ class ClientEvaluation(FederatedCallback):
                 )
         return self._indices
 
-    def _correct(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> Tensor:
+    def _correct(self, trainer: Run, algorithm: FederatedAlgorithm) -> Tensor:
         """Whether the evaluated model classifies each test image correctly.
 
         The batches are divided among the ranks.
@@ -151,7 +151,7 @@ class ClientEvaluation(FederatedCallback):
             [share[i] for i in range(max(map(len, shares))) for share in shares if i < len(share)]
         )
 
-    def _write(self, trainer: FederatedTrainer) -> None:
+    def _write(self, trainer: Run) -> None:
         """Write the rows of all rounds, those before a resumed checkpoint too."""
         if not trainer.is_global_zero or not trainer.log_dir:
             return

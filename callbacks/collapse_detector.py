@@ -14,7 +14,7 @@ from lightning_fedssl.callbacks.checkpoint import DECLINE
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.run import Run
 
 _log = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ class CollapseDetector(FederatedCallback):
         self._peaks: dict[str, tuple[float, int]] = {}
 
     def on_round_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Warn if the scalars of the round show a collapse."""
         for symptom in SYMPTOMS:
@@ -202,9 +202,7 @@ class CollapseDetector(FederatedCallback):
         self._best = _Best(*state_dict.get("best", ()))  # early checkpoints have none
         self._peaks = dict(state_dict.get("peaks", {}))
 
-    def _judge(
-        self, trainer: FederatedTrainer, symptom: _Symptom, metrics: dict[str, float]
-    ) -> None:
+    def _judge(self, trainer: Run, symptom: _Symptom, metrics: dict[str, float]) -> None:
         share, accuracy = metrics[symptom.share], metrics.get(symptom.accuracy)
         collapsed = share >= self.share and (accuracy is None or accuracy < 0.5)
         self._seen[symptom.share] = self._seen.get(symptom.share, 0) + 1 if collapsed else 0
@@ -227,7 +225,7 @@ class CollapseDetector(FederatedCallback):
                 symptom.accuracy,
             )
 
-    def _judge_decline(self, trainer: FederatedTrainer, accuracy: float, share: float) -> None:
+    def _judge_decline(self, trainer: Run, accuracy: float, share: float) -> None:
         if accuracy >= self._best.accuracy:
             self._best = _Best(accuracy, share, trainer.round_index)
         best = self._best
@@ -252,7 +250,7 @@ class CollapseDetector(FederatedCallback):
             )
 
     def _judge_early(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         images = len(trainer.datamodule.validation_labels)
         for course in COURSES:
@@ -283,9 +281,7 @@ class CollapseDetector(FederatedCallback):
             "labels",
         )  # fmt: skip
 
-    def _count(
-        self, trainer: FederatedTrainer, name: str, holds: bool, needed: int, message: str
-    ) -> None:
+    def _count(self, trainer: Run, name: str, holds: bool, needed: int, message: str) -> None:
         """Count the consecutive rounds in which a sign holds; warn of it once in a run."""
         if self._seen.get(name, 0) >= needed:
             return

@@ -14,8 +14,8 @@ from lightning_fedssl.callback import FederatedCallback
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.run import Run
     from lightning_fedssl.state import Direction
-    from lightning_fedssl.trainer import FederatedTrainer
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _TITLES: dict[Direction, str] = {"up": "Upload of the clients", "down": "Download of the clients"}
@@ -104,7 +104,7 @@ class CommunicationLedger(FederatedCallback):
 
     def on_transfer(
         self,
-        trainer: FederatedTrainer,
+        trainer: Run,
         algorithm: FederatedAlgorithm,
         client: int,
         direction: Direction,
@@ -118,7 +118,7 @@ class CommunicationLedger(FederatedCallback):
             of_name[client] = (max(largest, size), times + 1, total + size)
 
     def on_round_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Add the round's transfers of all ranks.
 
@@ -127,7 +127,7 @@ class CommunicationLedger(FederatedCallback):
         self._add_round(trainer)
 
     def on_train_end(  # type: ignore[override]
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+        self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
         """Write the files and print the summary line.
 
@@ -136,7 +136,7 @@ class CommunicationLedger(FederatedCallback):
         self._add_round(trainer)
         self._write(trainer, algorithm)
 
-    def _write(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def _write(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         if not trainer.is_global_zero:
             return
         model = {*algorithm.server.parameters, *algorithm.server.buffers}
@@ -157,7 +157,7 @@ class CommunicationLedger(FederatedCallback):
                 round_index,
             )
 
-    def _add_round(self, trainer: FederatedTrainer) -> None:
+    def _add_round(self, trainer: Run) -> None:
         """Set the entries to those before the round and those of its transfers so far, over all
         ranks.
         """

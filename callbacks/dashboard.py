@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.run import Run
 
 LAYOUT: dict[str, dict[str, list[Any]]] = {
     "Overview": {
@@ -77,7 +77,7 @@ class Dashboard(FederatedCallback):
         self._scalars: set[str] = set()
 
     def on_fit_start(  # type: ignore[override]
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+        self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
         """Write the texts before the first round."""
         for title, text in (
@@ -86,13 +86,13 @@ class Dashboard(FederatedCallback):
             show_text(trainer, title, text)
 
     def on_round_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Write the layout again when a round has the first scalar of a chart."""
         self._write_layout(trainer, metrics)
 
     def on_fit_end(  # type: ignore[override]
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+        self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
         """Write the row of *HParams*.
 
@@ -109,7 +109,7 @@ class Dashboard(FederatedCallback):
             for summary in hparams(row, {"test/accuracy": float(accuracy)}):
                 board.experiment.file_writer.add_summary(summary)
 
-    def _write_layout(self, trainer: FederatedTrainer, scalars: Iterable[str]) -> None:
+    def _write_layout(self, trainer: Run, scalars: Iterable[str]) -> None:
         """TensorBoard shows the last layout of a run."""
         before, self._scalars = charts_of(self._scalars), self._scalars | set(scalars)
         if (layout := charts_of(self._scalars)) != before:
@@ -138,7 +138,7 @@ def charts_of(scalars: Collection[str]) -> dict[str, dict[str, list[Any]]]:
     return {group: charts for group, charts in shown.items() if charts}
 
 
-def describe_run(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> dict[str, str]:
+def describe_run(trainer: Run, algorithm: FederatedAlgorithm) -> dict[str, str]:
     """Texts about a run in Markdown, by their titles.
 
     Args:

@@ -12,7 +12,7 @@ from lightning_fedssl.models.teacher import Teacher
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.run import Run
 
 
 class HasTeacher(Protocol):
@@ -57,9 +57,7 @@ class EMATeacher(FederatedCallback):
                 "leave it out of trainer.callbacks"
             )
 
-    def on_server_batch_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, step: int
-    ) -> None:
+    def on_server_batch_end(self, trainer: Run, algorithm: FederatedAlgorithm, step: int) -> None:
         """Update the teacher with the weights of the working module."""
         self.steps += 1
         method = cast(HasTeacher, algorithm)

@@ -11,7 +11,7 @@ from lightning_fedssl.callback import FederatedCallback
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.run import Run
 
 
 class HasServerSteps(Protocol):
@@ -90,13 +90,13 @@ class GlobalUpdateFrequency(FederatedCallback):
                 "to null (SemiSFL, FedSwitchSL), or leave the callback out"
             )
 
-    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Set the method's K_s."""
         cast(HasServerSteps, algorithm).server_steps = self.value
         trainer.log("server/steps", self.value)
 
     def on_round_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Store the round's loss, if the server has made a step; after a milestone, update K_s."""
         if "server/loss" in metrics:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.local_work import LocalWork
+    from lightning_fedssl.run import Run
     from lightning_fedssl.state import Batch, ClientUpdate
-    from lightning_fedssl.trainer import FederatedTrainer
 
 Source = Literal["update", "gradient"]
 
@@ -76,16 +76,14 @@ class GradientDiversity(FederatedCallback):
                 "the lower layers and the server the others: leave it out of trainer.callbacks"
             )
 
-    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Reset the sums, and determine whether this round is measured."""
         self._due = trainer.round_index % self.every_n_rounds == 0
         self._waiting = defaultdict(dict)
         self._clients = {source: defaultdict(GradientSum) for source in self.sources}
         self._servers = {source: [] for source in self.sources}
 
-    def on_server_phase_start(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
-    ) -> None:
+    def on_server_phase_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Measure the server's gradient, and store its initial weights."""
         if not self._due:
             return
@@ -103,7 +101,7 @@ class GradientDiversity(FederatedCallback):
                 )
                 self._add_server("gradient", gradient)
 
-    def on_server_phase_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_server_phase_end(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Measure the server's update, if it has trained."""
         if (
             self._due
@@ -117,7 +115,7 @@ class GradientDiversity(FederatedCallback):
 
     def on_client_start(
         self,
-        trainer: FederatedTrainer,
+        trainer: Run,
         algorithm: FederatedAlgorithm,
         data: LocalData,
         work: LocalWork,
@@ -131,7 +129,7 @@ class GradientDiversity(FederatedCallback):
             self._waiting[data.party]["gradient"] = gradient
 
     def on_client_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate
+        self, trainer: Run, algorithm: FederatedAlgorithm, update: ClientUpdate
     ) -> None:
         """Measure a client's update."""
         if self._due and "update" in self.sources:
@@ -139,7 +137,7 @@ class GradientDiversity(FederatedCallback):
             self._waiting[update.client]["update"] = change
 
     def on_client_judged(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, client: int, accepted: bool
+        self, trainer: Run, algorithm: FederatedAlgorithm, client: int, accepted: bool
     ) -> None:
         """Add what was measured of a client to the sums of its group if the server accepts its
         update.
@@ -149,7 +147,7 @@ class GradientDiversity(FederatedCallback):
                 group = getattr(algorithm, "group_of", lambda _: 0)(client)
                 self._clients[source][group].add(gradient)
 
-    def on_aggregate(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_aggregate(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Log the diversities over the accepted clients of all ranks."""
         if self._due:
             for source in self.sources:
@@ -159,7 +157,7 @@ class GradientDiversity(FederatedCallback):
                     if math.isfinite(value):
                         trainer.log(f"diversity/{source}_{name}", value)
 
-    def _groups(self, trainer: FederatedTrainer, source: Source) -> list[GradientSum]:
+    def _groups(self, trainer: Run, source: Source) -> list[GradientSum]:
         """The sums of all ranks by group, in the order of the servers.
 
         A group without accepted clients has no sum.
@@ -216,7 +214,7 @@ def _length(total: GradientSum) -> int:
 
 
 def full_gradient(
-    trainer: FederatedTrainer,
+    trainer: Run,
     algorithm: FederatedAlgorithm,
     data: LocalData,
     work: LocalWork,
@@ -238,14 +236,16 @@ def full_gradient(
     parameters = [p for p in algorithm.parameters() if p.requires_grad]
     frozen = [p for p in algorithm.parameters() if not p.requires_grad]
     before = [(t, t.clone()) for t in (*frozen, *algorithm.buffers())]
-    kept, algorithm.collector = algorithm.collector, lambda name, value, weight: None
     device = data.images.device
     total, count = (
         torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=device),
         0,
     )
     algorithm.train()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with (
+        algorithm.scalars.redirected(lambda name, value, weight: None),
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+    ):
         torch.manual_seed(sampling.derive_key(data.seed, "diversity", data.round, data.party))
         for step in range(work.epoch_steps or work.num_steps):
             with trainer.fabric.autocast():
@@ -255,7 +255,6 @@ def full_gradient(
             count += 1
     for tensor, value in before:
         tensor.copy_(value)
-    algorithm.collector = kept
     return total / max(count, 1)
 
 

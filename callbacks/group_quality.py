@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,8 +16,7 @@ from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.algorithms.fedrgd import FedRGD
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.run import Run
 
 
 class GroupQuality(FederatedCallback):
@@ -35,9 +34,7 @@ class GroupQuality(FederatedCallback):
     Part of every run of a method with groups. It costs a pass over the validation images per group.
     """
 
-    def on_evaluation_end(  # type: ignore[override]
-        self, trainer: FederatedTrainer, algorithm: FedRGD, metrics: dict[str, float]
-    ) -> None:
+    def on_evaluation_end(self, trainer: Run, algorithm: Any, metrics: dict[str, float]) -> None:
         """Add both scalars to the metrics of an evaluation on validation images."""
         if "val/accuracy" not in metrics or not algorithm.group_means():
             return
@@ -52,7 +49,7 @@ class GroupQuality(FederatedCallback):
         metrics["group/largest_class_share"] = max(shares)
 
     @staticmethod
-    def _count(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> tuple[float, Tensor]:
+    def _count(trainer: Run, algorithm: FederatedAlgorithm) -> tuple[float, Tensor]:
         """The number of right predictions of the working module, and of predictions of each class,
         over all ranks.
         """
@@ -69,7 +66,7 @@ class GroupQuality(FederatedCallback):
         return float(total[0]), total[1:]
 
 
-def _validation_batches(trainer: FederatedTrainer) -> Iterator[tuple[Tensor, Tensor]]:
+def _validation_batches(trainer: Run) -> Iterator[tuple[Tensor, Tensor]]:
     ranks = (trainer.global_rank, trainer.world_size)
     batches = trainer.datamodule.evaluation_batches("validate", trainer.dtype, shard=ranks)
     return islice(batches, 1 if trainer.fast_dev_run else None)

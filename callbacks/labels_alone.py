@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.run import Run
 
 _log = logging.getLogger(__name__)
 
@@ -79,9 +79,7 @@ class LabelsAlone(FederatedCallback):
                 "trainer.callbacks"
             )
 
-    def on_server_batch_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, step: int
-    ) -> None:
+    def on_server_batch_end(self, trainer: Run, algorithm: FederatedAlgorithm, step: int) -> None:
         """Count the steps of the server."""
         self.steps += 1
 
@@ -94,7 +92,7 @@ class LabelsAlone(FederatedCallback):
         self.steps = state_dict["steps"]
 
     def on_train_end(  # type: ignore[override]
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+        self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
         """Train the bound before the checkpoints and the result of the run are written."""
         ended = trainer.state.status != TrainerStatus.INTERRUPTED
@@ -103,7 +101,7 @@ class LabelsAlone(FederatedCallback):
         with TemporaryDirectory() as folder:
             # Every rank trains the same bound: preparing a run waits for all ranks of the process
             # group.
-            bound = trainer.gather(train_labels_alone(trainer, algorithm, self.steps, folder))[0]
+            bound = trainer.gather(trainer.train_labels_alone(self.steps, folder))[0]
             if "test/accuracy" not in bound:
                 _log.warning(
                     "the labels alone were not trained to the end: there is no bound/accuracy"
@@ -114,7 +112,7 @@ class LabelsAlone(FederatedCallback):
         self._compare(trainer)
 
     def on_fit_end(  # type: ignore[override]
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+        self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
         """Print the comparison, the last lines of the run."""
         if self.lines and trainer.enable_progress_bar and trainer.is_global_zero:
@@ -122,7 +120,7 @@ class LabelsAlone(FederatedCallback):
 
     def _choose(
         self,
-        trainer: FederatedTrainer,
+        trainer: Run,
         algorithm: FederatedAlgorithm,
         bound: dict[str, float],
         labels_alone: Path,
@@ -149,7 +147,7 @@ class LabelsAlone(FederatedCallback):
             f"{100 * self.expected_gain:+.1f} expected and {count} validation {noun}s{other}"
         )
 
-    def _compare(self, trainer: FederatedTrainer) -> None:
+    def _compare(self, trainer: Run) -> None:
         """Fit the simple classifiers, and say how all compare on the test samples."""
         data, measured = trainer.datamodule, trainer.callback_metrics
         answers = trainer.gather(simple_answers(data) if trainer.is_global_zero else [])[0]
@@ -229,43 +227,3 @@ def estimate_gain(
     measured, before = 1 / sum(of_both), 1 / EXPECTED_ERROR**2
     gain = (measured * (accuracy - bound) + before * expected) / (measured + before)
     return gain, 1 / math.sqrt(measured + before)
-
-
-def train_labels_alone(
-    trainer: FederatedTrainer, algorithm: FederatedAlgorithm, steps: int, folder: str
-) -> dict[str, float]:
-    """Train the labels alone on this rank by itself.
-
-    Args:
-        trainer: The trainer of the run.
-        algorithm: The method of the run.
-        steps: Steps of the server in the run.
-        folder: Where the checkpoints are written.
-
-    Returns:
-        The last scalars; without those of the test if a signal ended the training.
-    """
-    from lightning_fedssl import FederatedTrainer, Supervised  # as a script would: a run of its own
-
-    rounds, device = trainer.round_index, trainer.fabric.device
-    bound = Supervised.of(algorithm, math.ceil(steps / rounds))
-    alone = FederatedTrainer(
-        max_rounds=rounds,
-        clients_per_round=1,
-        accelerator="cpu" if device.type == "cpu" else "gpu",
-        devices=1 if device.index is None else [device.index],
-        precision=trainer.precision,
-        logger=False,
-        check_val_every_n_rounds=trainer.check_val_every_n_rounds,
-        deterministic=trainer.deterministic,
-        enable_progress_bar=False,
-        default_root_dir=folder,
-    )
-    log = logging.getLogger("lightning_fedssl")
-    level = log.level
-    log.setLevel(logging.ERROR)  # the run itself has warned of its data
-    try:
-        alone.fit(bound, trainer.datamodule)
-    finally:
-        log.setLevel(level)
-    return {name: float(value) for name, value in alone.callback_metrics.items()}

@@ -8,8 +8,8 @@ from lightning_fedssl.callback import FederatedCallback
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.run import Run
     from lightning_fedssl.state import ClientUpdate
-    from lightning_fedssl.trainer import FederatedTrainer
 
 
 class LocalSteps(FederatedCallback):
@@ -28,12 +28,12 @@ class LocalSteps(FederatedCallback):
         self._steps: dict[int, int] = {}
 
     def on_client_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate
+        self, trainer: Run, algorithm: FederatedAlgorithm, update: ClientUpdate
     ) -> None:
         """Store a client's number of steps."""
         self._steps[update.client] = update.num_steps
 
-    def on_global_model(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_global_model(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Log minimum, mean and maximum over the accepted clients of all ranks."""
         everyone = {
             client: count for part in trainer.gather(self._steps) for client, count in part.items()

@@ -13,7 +13,7 @@ from lightning_fedssl.callbacks.metric_matrices import evaluated_on
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.run import Run
 
 _COLUMNS = {
     "server/loss": ("server loss", "{:.3f}"),
@@ -87,7 +87,7 @@ class RoundProgress(FederatedCallback):
     """Prints one line per round, and the result at the end."""
 
     def on_fit_start(  # type: ignore[override]
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+        self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
         """Report the data, ``data.txt``, and the partition: its statistics, ``partition.json``,
         and a picture for the logger.
@@ -107,14 +107,14 @@ class RoundProgress(FederatedCallback):
             show_figure(trainer, "partition", heatmap(trainer.datamodule.statistics))
 
     def on_round_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Print the round's line."""
         line = round_line(metrics, trainer.datamodule.spec.noun)
         _print(trainer, f"round {trainer.round_index}/{trainer.max_rounds}  {line}")
 
     def on_evaluation_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Print the result on the test images, or on the validation images after the command
         ``validate``.
@@ -125,13 +125,13 @@ class RoundProgress(FederatedCallback):
             _print(trainer, f"after round {trainer.round_index}: {', '.join(parts)}")
 
     def on_train_end(  # type: ignore[override]
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+        self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
         """Print the run folder."""
         if trainer.log_dir:
             _print(trainer, f"run folder: {trainer.log_dir}")
 
 
-def _print(trainer: FederatedTrainer, line: str) -> None:
+def _print(trainer: Run, line: str) -> None:
     if trainer.enable_progress_bar and trainer.is_global_zero:
         print(line, flush=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.run import Run
 
 
 class MetricMatrices(FederatedCallback):
@@ -33,7 +33,7 @@ class MetricMatrices(FederatedCallback):
     """
 
     def on_evaluation_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Write the matrices of this evaluation."""
         stage = evaluated_on(metrics)
@@ -58,7 +58,7 @@ def evaluated_on(metrics: Iterable[str]) -> Literal["val", "test"]:
     return "test" if any(name.startswith("test") for name in metrics) else "val"
 
 
-def show_matrix(trainer: FederatedTrainer, name: str, matrix: Tensor) -> None:
+def show_matrix(trainer: Run, name: str, matrix: Tensor) -> None:
     """Write a matrix into the run folder, and as a figure to every logger that has pictures.
 
     Args:

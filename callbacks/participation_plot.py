@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.run import Run
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 """The outcomes in the order of their numbers in a checkpoint."""
@@ -53,18 +53,18 @@ class ParticipationPlot(FederatedCallback):
         self.rounds: dict[int, dict[int, Outcome]] = {}
 
     def on_round_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Record the outcomes of the round."""
         self.rounds[trainer.round_index] = dict(trainer.participation)
 
     def on_train_end(  # type: ignore[override]
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+        self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
         """Write the table and the picture."""
         self._write(trainer)
 
-    def _write(self, trainer: FederatedTrainer) -> None:
+    def _write(self, trainer: Run) -> None:
         if not trainer.is_global_zero or trainer.fast_dev_run or not any(self.rounds.values()):
             return
         figure = draw_participation(self.rounds, trainer.datamodule.num_clients)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.local_work import LocalWork
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.run import Run
 
 
 class PseudoLabelQuality(FederatedCallback):
@@ -70,13 +70,13 @@ class PseudoLabelQuality(FederatedCallback):
         self._class_counts: dict[int, Tensor] = {}
         self._matrices: dict[int, Tensor] = {}
 
-    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Reset the clients' counts of confident labels per class."""
         self._class_counts, self._matrices = {}, {}
 
     def on_client_start(
         self,
-        trainer: FederatedTrainer,
+        trainer: Run,
         algorithm: FederatedAlgorithm,
         data: LocalData,
         work: LocalWork,
@@ -92,7 +92,7 @@ class PseudoLabelQuality(FederatedCallback):
 
     def on_pseudo_labels(
         self,
-        trainer: FederatedTrainer,
+        trainer: Run,
         algorithm: FederatedAlgorithm,
         indices: Tensor,
         pseudo: PseudoLabels,
@@ -101,7 +101,7 @@ class PseudoLabelQuality(FederatedCallback):
         trainer.log("client/mask_rate", pseudo.mask.double().mean(), len(pseudo.mask))
         self._compare(trainer, algorithm, indices, pseudo)
 
-    def on_global_model(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_global_model(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Log number and largest class of the confident labels, over the accepted clients of all
         ranks.
         """
@@ -110,9 +110,7 @@ class PseudoLabelQuality(FederatedCallback):
             trainer.log("pseudo_label/largest_class_share", float(total.max() / total.sum()))
             trainer.log("pseudo_label/confident_count", float(total.sum()))
 
-    def on_pictures(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, is_last: bool
-    ) -> None:
+    def on_pictures(self, trainer: Run, algorithm: FederatedAlgorithm, is_last: bool) -> None:
         """Draw the matrix at its interval."""
         every = self.matrix_every_n_rounds
         if not every or not (is_last or trainer.round_index % every == 0):
@@ -121,9 +119,7 @@ class PseudoLabelQuality(FederatedCallback):
         if matrix is not None and trainer.is_global_zero:
             show_matrix(trainer, "pseudo_label/confusion_matrix", matrix)
 
-    def _compare_sample(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData
-    ) -> None:
+    def _compare_sample(self, trainer: Run, algorithm: FederatedAlgorithm, data: LocalData) -> None:
         threshold = getattr(algorithm, "threshold", None)
         if threshold is None or isinstance(algorithm, JointAlgorithm):
             return
@@ -135,7 +131,7 @@ class PseudoLabelQuality(FederatedCallback):
 
     def _compare(
         self,
-        trainer: FederatedTrainer,
+        trainer: Run,
         algorithm: FederatedAlgorithm,
         indices: Tensor,
         pseudo: PseudoLabels,
@@ -170,7 +166,7 @@ class PseudoLabelQuality(FederatedCallback):
                 self._log(trainer, f"/class_{k}", right[truth == k], mask[truth == k])
 
     @staticmethod
-    def _log(trainer: FederatedTrainer, suffix: str, right: Tensor, mask: Tensor) -> None:
+    def _log(trainer: Run, suffix: str, right: Tensor, mask: Tensor) -> None:
         confident = mask.sum()
         trainer.log(f"pseudo_label/accuracy{suffix}", right.mean(), len(right))
         # A test whether any label is confident would wait for the device; without one, both scalars
@@ -180,7 +176,7 @@ class PseudoLabelQuality(FederatedCallback):
         trainer.log(f"pseudo_label/impurity{suffix}", 1 - accuracy, confident)
 
 
-def clients_left_out(trainer: FederatedTrainer) -> set[int]:
+def clients_left_out(trainer: Run) -> set[int]:
     """The clients of this round that have trained and whose updates the server has left out."""
     return {
         client
@@ -189,7 +185,7 @@ def clients_left_out(trainer: FederatedTrainer) -> set[int]:
     }
 
 
-def _sum_of_accepted(trainer: FederatedTrainer, of_clients: dict[int, Tensor]) -> Tensor | None:
+def _sum_of_accepted(trainer: Run, of_clients: dict[int, Tensor]) -> Tensor | None:
     """The sum of the accepted clients' counts over all ranks.
 
     None if there are none. Every rank must call it.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.run import Run
 
 
 class RunResult(FederatedCallback):
@@ -28,13 +28,13 @@ class RunResult(FederatedCallback):
     """
 
     def on_fit_end(  # type: ignore[override]
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+        self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
         """Write the file; for an interrupted run it has the metrics of the last round."""
         _write(trainer, algorithm)
 
     def on_evaluation_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Write the file after ``validate`` and ``test``."""
         if trainer.state.fn != TrainerFn.FITTING:
@@ -42,7 +42,7 @@ class RunResult(FederatedCallback):
 
 
 def summarize_run(
-    trainer: FederatedTrainer,
+    trainer: Run,
     algorithm: FederatedAlgorithm,
     metrics: Mapping[str, float | Tensor] | None = None,
 ) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _finite(value: Any) -> Any:
 
 
 def _write(
-    trainer: FederatedTrainer,
+    trainer: Run,
     algorithm: FederatedAlgorithm,
     metrics: Mapping[str, float | Tensor] | None = None,
 ) -> None:

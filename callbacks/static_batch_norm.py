@@ -28,8 +28,8 @@ from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.run import Run
     from lightning_fedssl.state import Direction
-    from lightning_fedssl.trainer import FederatedTrainer
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class StaticBatchNorm(FederatedCallback):
         self._counts = True
 
     def on_train_start(  # type: ignore[override]
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+        self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
         """Warn if the network has no static batch norm."""
         if trainer.is_global_zero and not has_static_batch_norm(algorithm):
@@ -109,21 +109,19 @@ class StaticBatchNorm(FederatedCallback):
                 "model.network.init_args.norm: static_batch, or remove the callback"
             )
 
-    def on_client_phase_start(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
-    ) -> None:
+    def on_client_phase_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Compute the statistics of the model before clients receive it."""
         if self.for_clients:
             self._refresh_in_round(trainer, algorithm)
         if self.source == "moments" and self._held_version == algorithm.server.version:
             algorithm.server.last_broadcast_version = self._held_version
 
-    def on_global_model(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_global_model(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Compute the statistics of the model before it is evaluated or saved."""
         if self.for_clients or trainer.evaluates_now:
             self._refresh_in_round(trainer, algorithm)
 
-    def on_evaluation_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_evaluation_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Compute the statistics of the model before it is evaluated.
 
         After a round without an evaluation this is a measurement that a run without a stop does not
@@ -159,11 +157,11 @@ class StaticBatchNorm(FederatedCallback):
         self._held_version = state_dict.get("held_version", version) if same else -1
         self._has_images = source == "pooled" and state_dict.get("has_images", version != -1)
 
-    def _refresh_in_round(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def _refresh_in_round(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         self._refresh(trainer, algorithm)
         self._held_version = self.version
 
-    def _refresh(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def _refresh(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         if self.version == algorithm.server.version or not has_static_batch_norm(algorithm):
             return
         load_state(algorithm, algorithm.server.model())
@@ -174,7 +172,7 @@ class StaticBatchNorm(FederatedCallback):
             algorithm.server.buffers[f"{name}.running_var"].copy_(variance)
         self.version = algorithm.server.version
 
-    def _statistics(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> Statistics:
+    def _statistics(self, trainer: Run, algorithm: FederatedAlgorithm) -> Statistics:
         if self.source == "moments":
             combined = combine_moments(self._all_moments(trainer, algorithm))
             return {name: (moments.mean, moments.variance) for name, moments in combined.items()}
@@ -190,7 +188,7 @@ class StaticBatchNorm(FederatedCallback):
 
     @staticmethod
     def _measure(
-        trainer: FederatedTrainer, algorithm: FederatedAlgorithm, batches: list[Tensor]
+        trainer: Run, algorithm: FederatedAlgorithm, batches: list[Tensor]
     ) -> dict[str, list[Moments]]:
         """The moments of all batches of indices, which are divided among the ranks.
 
@@ -214,14 +212,14 @@ class StaticBatchNorm(FederatedCallback):
             for name in batch_norm_layers(algorithm)
         }
 
-    def _labeled_batches(self, trainer: FederatedTrainer) -> list[Tensor]:
+    def _labeled_batches(self, trainer: Run) -> list[Tensor]:
         """Batches of indices of the server's labelled images, in data-set order: every batch has
         many classes.
         """
         data = trainer.local_data(sampling.SERVER)
         return measuring_batches(data.labeled.sort().values, self.batch_size)
 
-    def _pooled_batches(self, trainer: FederatedTrainer) -> list[Tensor]:
+    def _pooled_batches(self, trainer: Run) -> list[Tensor]:
         """Batches of indices of all images: the labelled ones class by class, then the rest in
         data-set order.
         """
@@ -230,9 +228,7 @@ class StaticBatchNorm(FederatedCallback):
         images = torch.cat([data.labeled[by_class], trainer.datamodule.images_outside_the_server()])
         return measuring_batches(images, self.batch_size)
 
-    def _all_moments(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
-    ) -> list[dict[str, Moments]]:
+    def _all_moments(self, trainer: Run, algorithm: FederatedAlgorithm) -> list[dict[str, Moments]]:
         """The moments of the server and then of every client in order.
 
         The parties are divided among the ranks.
@@ -263,13 +259,13 @@ class StaticBatchNorm(FederatedCallback):
         return [everyone[party] for party in parties if party in everyone]
 
     def _transfer(
-        self, trainer: FederatedTrainer, client: int, direction: Direction, sizes: dict[str, int]
+        self, trainer: Run, client: int, direction: Direction, sizes: dict[str, int]
     ) -> None:
         if self._counts:
             trainer.transfer(client, direction, sizes)
 
     @staticmethod
-    def _send_images(trainer: FederatedTrainer) -> None:
+    def _send_images(trainer: Run) -> None:
         """Log the upload of the clients' unlabelled images.
 
         The clients are divided among the ranks.

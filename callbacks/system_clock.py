@@ -13,8 +13,8 @@ from lightning_fedssl.system import Usage
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.run import Run
     from lightning_fedssl.state import ClientUpdate, Direction
-    from lightning_fedssl.trainer import FederatedTrainer
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class SystemClock(FederatedCallback):
         self._server_steps = 0
 
     def on_train_start(  # type: ignore[override]
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+        self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
         """Warn if the rounds before the checkpoint were not timed."""
         if trainer.system is None:
@@ -61,7 +61,7 @@ class SystemClock(FederatedCallback):
 
     def on_transfer(
         self,
-        trainer: FederatedTrainer,
+        trainer: Run,
         algorithm: FederatedAlgorithm,
         client: int,
         direction: Direction,
@@ -75,19 +75,17 @@ class SystemClock(FederatedCallback):
             usage.up += size
 
     def on_client_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate
+        self, trainer: Run, algorithm: FederatedAlgorithm, update: ClientUpdate
     ) -> None:
         """Add the client's steps and their work."""
         work = update.num_steps * trainer.step_work[update.client]
         self._usages[update.client] += Usage(steps=update.num_steps, work=work)
 
-    def on_server_batch_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, step: int
-    ) -> None:
+    def on_server_batch_end(self, trainer: Run, algorithm: FederatedAlgorithm, step: int) -> None:
         """Count the server's steps, which every rank repeats."""
         self._server_steps += 1
 
-    def on_global_model(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_global_model(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Log the time of the round, from the transfers and steps of all ranks."""
         usages: dict[int, Usage] = defaultdict(Usage)
         for part in trainer.gather(dict(self._usages)):
@@ -135,7 +133,7 @@ class SystemClock(FederatedCallback):
             }.items():
                 trainer.log(f"system/{name}", value)
 
-    def _seconds_waited(self, trainer: FederatedTrainer) -> float:
+    def _seconds_waited(self, trainer: Run) -> float:
         """The deadline if the server has waited for it: a client is missing, and there were not
         enough others.
         """

@@ -13,14 +13,16 @@ An algorithm overrides the smallest function that its paper changes::
     aggregate              the new global model, computed from the sums
     round                  the order of these steps
 
-``self.federation`` is the context of a run (:class:`~lightning_fedssl.federation.Federation`:
-round, learning rate, cohort, ...). ``self.server`` is the state of the server, ``self.clients`` the
-persistent state of the clients. The page ``docs/adding_a_method.md`` shows complete methods.
+``self.current_round`` is the present round (:class:`~lightning_fedssl.round.Round`: its number,
+learning rate, cohort, ...), and ``self.federation`` what a method may ask for in it
+(:class:`~lightning_fedssl.round.Federation`). ``self.server`` is the state of the server,
+``self.clients`` the persistent state of the clients. The page ``docs/adding_a_method.md`` shows
+complete methods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -38,8 +40,10 @@ from lightning_fedssl.functional.frozen import freeze as freeze_weights
 from lightning_fedssl.functional.optimizers import sgd
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32
 from lightning_fedssl.local_work import LocalWork, labeled_work
+from lightning_fedssl.metrics import Scalars
 from lightning_fedssl.models import NetworkFactory, StaticBatchNorm2d, build_network
 from lightning_fedssl.models.pretrained import load_weights
+from lightning_fedssl.round import Federation, Round
 from lightning_fedssl.schedules import Constant, Schedule
 from lightning_fedssl.state import Batch, ClientStore, ClientUpdate, ServerState, is_local
 from lightning_fedssl.storage.named_value import arguments_in
@@ -48,7 +52,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from lightning_fedssl.data.datamodule import FederatedDataModule
-    from lightning_fedssl.trainer.federation import Federation
 
 
 MOST_EPOCHS = 1e6
@@ -93,7 +96,9 @@ class FederatedAlgorithm(LightningModule):
         in_shape: (channels, height, width) of an image; taken from the data if left out.
 
     Attributes:
-        federation: The context of the run; a trainer sets it while it fits.
+        current_round: The present round of the run.
+        federation: What the method may ask of the run; a trainer sets it.
+        scalars: Where :meth:`log` sends its scalars.
         server: The state of the server: the global model, and what a method stores there.
         clients: The persistent states of the clients.
         network: The network, once ``configure_model`` has built it.
@@ -185,7 +190,8 @@ class FederatedAlgorithm(LightningModule):
         self.num_classes = num_classes
         self.in_shape = in_shape
         self.clients = ClientStore()
-        self.collector: Callable[[str, Any, float], None] | None = None
+        self.scalars = Scalars()
+        self.current_round = Round()
         self.step_factors: Sequence[float] = ()
         self.origin: Mapping[
             str, Any
@@ -451,7 +457,7 @@ class FederatedAlgorithm(LightningModule):
         The weight is ``batch_size``, or 1 if it is left out. A value of weight 0, such as a mean
         over no image, does not count.
         """
-        if self.collector is None:
+        if self.scalars.receiver is None:
             super().log(name, value, *args, **kwargs)
         else:
             if isinstance(value, Tensor) and value.numel() != 1:
@@ -461,7 +467,7 @@ class FederatedAlgorithm(LightningModule):
                     "one number, such as its mean"
                 )
             weight = kwargs.get("batch_size")
-            self.collector(name, value, 1 if weight is None else weight)
+            self.scalars.receiver(name, value, 1 if weight is None else weight)
 
     def uploaded_buffers(self) -> list[str]:
         """Names of the floating buffers that clients upload for the average: none of static or

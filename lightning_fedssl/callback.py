@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.functional.pseudo_labels import PseudoLabels
     from lightning_fedssl.local_work import LocalWork
+    from lightning_fedssl.run import Run
     from lightning_fedssl.state import ClientUpdate, Direction
-    from lightning_fedssl.trainer import FederatedTrainer
 
 
 def at_least(minimum: int, **arguments: int) -> None:
@@ -60,28 +60,22 @@ class FederatedCallback(Callback):
     def reset(self) -> None:
         """Forget an earlier run. Called when ``fit`` starts, before a checkpoint is loaded."""
 
-    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Called at the start of a round, after ``trainer.cohort`` was drawn.
 
         Adapt hyper-parameters here.
         """
 
-    def on_server_phase_start(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
-    ) -> None:
+    def on_server_phase_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Called before the server trains; the working module holds the global model."""
 
-    def on_server_batch_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, step: int
-    ) -> None:
+    def on_server_batch_end(self, trainer: Run, algorithm: FederatedAlgorithm, step: int) -> None:
         """Called after each optimizer step of the server."""
 
-    def on_server_phase_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_server_phase_end(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Called after the server has trained; ``algorithm.server`` holds the new global model."""
 
-    def on_client_phase_start(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
-    ) -> None:
+    def on_client_phase_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Called before the first broadcast.
 
         Compute here what clients receive with the weights (sBN statistics).
@@ -89,7 +83,7 @@ class FederatedCallback(Callback):
 
     def on_transfer(
         self,
-        trainer: FederatedTrainer,
+        trainer: Run,
         algorithm: FederatedAlgorithm,
         client: int,
         direction: Direction,
@@ -107,7 +101,7 @@ class FederatedCallback(Callback):
 
     def on_client_start(
         self,
-        trainer: FederatedTrainer,
+        trainer: Run,
         algorithm: FederatedAlgorithm,
         data: LocalData,
         work: LocalWork,
@@ -119,7 +113,7 @@ class FederatedCallback(Callback):
 
     def on_pseudo_labels(
         self,
-        trainer: FederatedTrainer,
+        trainer: Run,
         algorithm: FederatedAlgorithm,
         indices: Tensor,
         pseudo: PseudoLabels,
@@ -138,13 +132,11 @@ class FederatedCallback(Callback):
             pseudo: Their pseudo-labels.
         """
 
-    def on_client_batch_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, step: int
-    ) -> None:
+    def on_client_batch_end(self, trainer: Run, algorithm: FederatedAlgorithm, step: int) -> None:
         """Called after each optimizer step of a client."""
 
     def on_client_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate
+        self, trainer: Run, algorithm: FederatedAlgorithm, update: ClientUpdate
     ) -> None:
         """Called when a client has finished; copy the tensors of the update to use them later.
 
@@ -152,7 +144,7 @@ class FederatedCallback(Callback):
         """
 
     def on_client_judged(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, client: int, accepted: bool
+        self, trainer: Run, algorithm: FederatedAlgorithm, client: int, accepted: bool
     ) -> None:
         """Called when the server has accepted a client's update, or has left it out because it is
         late or rejected.
@@ -164,22 +156,22 @@ class FederatedCallback(Callback):
             accepted: Whether the update enters the new model.
         """
 
-    def on_aggregate(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_aggregate(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Called when the updates are summed over clients and ranks, before the server aggregates
         them.
         """
 
-    def on_global_model(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_global_model(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Called when the global model of the round is final.
 
         Compute here what is evaluated and saved with it.
         """
 
-    def on_evaluation_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_evaluation_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Called before the global model is evaluated."""
 
     def on_evaluation_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Called with the metrics of an evaluation, e.g. ``val/accuracy``.
 
@@ -187,7 +179,7 @@ class FederatedCallback(Callback):
         """
 
     def on_round_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Called at the end of a round with all its scalars, after they were logged: to read them.
 
@@ -195,9 +187,7 @@ class FederatedCallback(Callback):
         or earlier.
         """
 
-    def on_pictures(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, is_last: bool
-    ) -> None:
+    def on_pictures(self, trainer: Run, algorithm: FederatedAlgorithm, is_last: bool) -> None:
         """Called after every round, once it is known whether the run ends with it.
 
         Draw pictures of the round here.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,9 @@ from lightning_fedssl.functional.device_copies import copy_to_cpu
 Gather = Callable[[Any], list[Any]]
 """Gives every rank's value, in rank order, on every rank."""
 
+
+Receiver = Callable[[str, Any, float], None]
+"""Takes the name of a scalar, a value and its weight."""
 
 _Entry = tuple[str, Tensor, "float | Tensor"]
 """A scalar's name, one value of it, and the weight of the value."""
@@ -185,6 +189,26 @@ def _detached(value: Any) -> Tensor:
         if isinstance(value, Tensor)
         else torch.tensor(float(value), dtype=torch.float64)
     )
+
+
+class Scalars:
+    """Where the scalars go that a method logs: to the receiver of the innermost :meth:`redirected`.
+
+    Args:
+        receiver: Gets the name, the value and the weight of each; None for nobody.
+    """
+
+    def __init__(self, receiver: Receiver | None = None) -> None:
+        self.receiver = receiver
+
+    @contextmanager
+    def redirected(self, receiver: Receiver) -> Iterator[None]:
+        """Inside the context all scalars go to this receiver."""
+        outer, self.receiver = self.receiver, receiver
+        try:
+            yield
+        finally:
+            self.receiver = outer
 
 
 class Counter:

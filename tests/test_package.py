@@ -29,7 +29,7 @@ COLLECTIONS = ("models", "data", "callbacks", "algorithms")
 
 ORDER = [
     "version", "functional", "schedules", "metrics", "sampling", "distributed", "storage", "system", "models", "state",
-    "data", "local_work", "algorithm", "robust", "export", "callback", "comparison", "local_training",
+    "round", "data", "local_work", "algorithm", "robust", "export", "local_training", "run", "callback", "comparison",
     "callbacks", "interop", "algorithms", "trainer", "deployment", "cli", "__init__", "__main__",
 ]  # fmt: skip
 """The parts of the package: modules and folders of its root. Each imports only from those before it."""
@@ -54,10 +54,8 @@ def part(module: str) -> str:
     return module.split(".")[1] if "." in module else "__init__"
 
 
-def imported(node: ast.AST, module: str, known: Collection[str], types: bool) -> Iterator[str]:
-    """Modules of the package that a module's code imports; with types also those that only a type checker imports."""
-    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not types:
-        return
+def imported(node: ast.AST, module: str, known: Collection[str]) -> Iterator[str]:
+    """Modules of the package that a module's code imports, also those that only a type checker imports."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names if alias.name in known)
     elif isinstance(node, ast.ImportFrom):
@@ -65,14 +63,13 @@ def imported(node: ast.AST, module: str, known: Collection[str], types: bool) ->
         names = (f"{source}.{alias.name}" for alias in node.names)
         yield from {name if name in known else source for name in names} & set(known)
     for child in ast.iter_child_nodes(node):
-        yield from imported(child, module, known, types)
+        yield from imported(child, module, known)
 
 
-def imports(types: bool = False) -> dict[str, set[str]]:
+def imports() -> dict[str, set[str]]:
     """What every module of the package imports."""
     files = source_files()
-    graph = {m: set(imported(ast.parse(path.read_text()), m, files, types)) - {m} for m, path in files.items()}
-    graph[f"{PACKAGE}.callbacks.labels_alone"].discard(PACKAGE)
+    graph = {m: set(imported(ast.parse(path.read_text()), m, files)) - {m} for m, path in files.items()}
     return graph
 
 
@@ -84,6 +81,18 @@ def test_imports_go_only_downwards() -> None:
     for module, targets in imports().items():
         above = {t for t in targets if ORDER.index(part(t)) > ORDER.index(part(module))}
         assert not above, f"{module} imports {above}"
+
+
+def test_no_module_but_the_trainer_s_writes_attributes_of_a_run() -> None:
+    """Others call its functions; should_stop is Lightning's way to end a run."""
+    written = re.compile(r"(self\.)?(trainer|run)\.(?!should_stop$|algorithm\.)[a-z_.]+")
+    for module, path in source_files().items():
+        if module not in (f"{PACKAGE}.run", f"{PACKAGE}.trainer.trainer"):
+            nodes = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Attribute)]
+            found = [
+                ast.unparse(n) for n in nodes if isinstance(n.ctx, ast.Store) and written.fullmatch(ast.unparse(n))
+            ]
+            assert not found, f"{module} writes {found}"
 
 
 def test_every_package_is_listed_for_the_wheel() -> None:

@@ -62,6 +62,6 @@ def test_a_schedule_may_know_the_rounds_of_the_run_only(tmp_path: Path) -> None:
     trainer = toy_trainer(tmp_path, max_rounds=3)
     algorithm = toy_semifl(schedule=Listed())
     seen = []
-    algorithm.on_round_start = lambda: seen.append(trainer.lr_factor)
+    algorithm.on_round_start = lambda: seen.append(trainer.round.lr_factor)
     trainer.fit(algorithm, ToyData())
     assert seen == [1.0, 0.5, 0.1]

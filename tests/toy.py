@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +18,7 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.models import CNN, NormKind
+from lightning_fedssl.round import Round
 from lightning_fedssl.schedules import Cosine
 from lightning_fedssl.state import Direction
 from lightning_fedssl.trainer import FederatedTrainer
@@ -140,11 +141,9 @@ def dies(call: Callable[[], object]) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
 
-def stand_in(**values: Any) -> Any:
-    """A replacement for the federation in tests without a trainer: round 1 of 3 with 4 clients; it logs nothing."""
-    given: dict[str, Any] = {"round_index": 1, "max_rounds": 3, "num_clients": 4, "client_lr": 0.05, "cohort": [0]}
-    given |= {"transfer": lambda client, direction, sizes: None} | values
-    return SimpleNamespace(**given, progress=given["round_index"] / given["max_rounds"])
+def toy_round(index: int = 1, **values: Any) -> Round:
+    """A round of 3 with 4 clients."""
+    return replace(Round(index, max_rounds=3, num_clients=4, client_lr=0.05, cohort=[0]), **values)
 
 
 class Line(nn.Module):

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.local_work import LocalWork
+    from lightning_fedssl.run import Run
     from lightning_fedssl.state import ClientUpdate
-    from lightning_fedssl.trainer import FederatedTrainer
 
 _Label = tuple[float, int, int, int, bool]
 """A pseudo-label: its confidence, the number of its image, its class, the true class, and whether
@@ -72,7 +72,7 @@ class ClientHeatMaps(FederatedCallback):
 
     def on_client_start(
         self,
-        trainer: FederatedTrainer,
+        trainer: Run,
         algorithm: FederatedAlgorithm,
         data: LocalData,
         work: LocalWork,
@@ -82,7 +82,7 @@ class ClientHeatMaps(FederatedCallback):
             self._found["mask_rate"][data.party] = work.pseudo_labels.mask.double().mean()
 
     def on_client_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate
+        self, trainer: Run, algorithm: FederatedAlgorithm, update: ClientUpdate
     ) -> None:
         """Record the length of a client's update."""
         received = algorithm.broadcast(update.client)
@@ -94,7 +94,7 @@ class ClientHeatMaps(FederatedCallback):
         moved = torch.stack([(after - before).norm() for after, before in pairs])
         self._found["update_norm"][update.client] = moved.double().norm()
 
-    def on_global_model(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_global_model(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Combine what all ranks recorded in this round."""
         for name, found in self._found.items():
             parts = trainer.gather({client: float(value) for client, value in found.items()})
@@ -102,9 +102,7 @@ class ClientHeatMaps(FederatedCallback):
                 self.history[name][trainer.round_index] = values
             found.clear()
 
-    def on_pictures(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, is_last: bool
-    ) -> None:
+    def on_pictures(self, trainer: Run, algorithm: FederatedAlgorithm, is_last: bool) -> None:
         """Draw at the interval."""
         if (is_last or trainer.round_index % self.every_n_rounds == 0) and has_pictures(trainer):
             for name, rounds in self.history.items():
@@ -147,13 +145,13 @@ class PseudoLabelGallery(FederatedCallback):
         """Forget an earlier run."""
         self._labels: dict[int, list[_Labels]] = defaultdict(list)
 
-    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Forget the round before."""
         self._labels.clear()
 
     def on_client_start(
         self,
-        trainer: FederatedTrainer,
+        trainer: Run,
         algorithm: FederatedAlgorithm,
         data: LocalData,
         work: LocalWork,
@@ -164,7 +162,7 @@ class PseudoLabelGallery(FederatedCallback):
 
     def on_pseudo_labels(
         self,
-        trainer: FederatedTrainer,
+        trainer: Run,
         algorithm: FederatedAlgorithm,
         indices: Tensor,
         pseudo: PseudoLabels,
@@ -180,9 +178,7 @@ class PseudoLabelGallery(FederatedCallback):
             (indices.clone(), labels.clone(), confidence, pseudo.mask.bool())
         )
 
-    def on_pictures(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, is_last: bool
-    ) -> None:
+    def on_pictures(self, trainer: Run, algorithm: FederatedAlgorithm, is_last: bool) -> None:
         """Combine the pseudo-labels of the accepted clients of all ranks, and show them."""
         if not is_last and trainer.round_index % self.every_n_rounds:
             return
@@ -210,7 +206,7 @@ class PseudoLabelGallery(FederatedCallback):
         if wrong and is_image and has_pictures(trainer):
             show_figure(trainer, "pseudo_label/most_confident_wrong", self._draw(trainer, wrong))
 
-    def _most_confident_wrong(self, trainer: FederatedTrainer, of_step: _Labels) -> list[_Label]:
+    def _most_confident_wrong(self, trainer: Run, of_step: _Labels) -> list[_Label]:
         indices, labels, confidence, mask = of_step
         truth = trainer.datamodule.true_labels(indices)
         wrong = (labels != truth) & (truth >= 0)
@@ -220,7 +216,7 @@ class PseudoLabelGallery(FederatedCallback):
         return [entry for entry in found if entry[0] >= 0]
 
     @staticmethod
-    def _draw(trainer: FederatedTrainer, wrong: list[_Label]) -> Figure:
+    def _draw(trainer: Run, wrong: list[_Label]) -> Figure:
         """The images (first row) with a weak and a strong view."""
         from matplotlib.figure import Figure
 

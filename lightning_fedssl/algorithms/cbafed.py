@@ -132,7 +132,7 @@ class CBAFed(FederatedAlgorithm):
     @property
     def round_after_warmup(self) -> int:
         """The number of the round after the warm-up, from 0; below 0 in the warm-up."""
-        return self.federation.round_index - self.warmup_rounds - 1
+        return self.current_round.index - self.warmup_rounds - 1
 
     def broadcast(self, client: int) -> State:
         """The global model, and after the warm-up the classes' thresholds and which classes are

@@ -32,7 +32,7 @@ from lightning_fedssl.local_work import LocalWork, labeled_work
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
-    from lightning_fedssl.trainer.federation import Federation
+    from lightning_fedssl.round import Federation
 
 
 class DataSharing(SlotAlgorithm):
@@ -80,7 +80,7 @@ class DataSharing(SlotAlgorithm):
     @property
     def is_warming_up(self) -> bool:
         """Whether this is a round of the warm-up, in which the server alone trains."""
-        return self.federation.round_index <= self.warmup_rounds
+        return self.current_round.index <= self.warmup_rounds
 
     def round(self, federation: Federation) -> None:
         """The server alone trains in the warm-up, the users alone after it."""

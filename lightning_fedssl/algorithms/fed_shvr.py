@@ -155,7 +155,7 @@ class FedSHVR(PairedBatches):
         sizes = super().download_sizes(client, received)
         if last := self.clients.get(client, "last_round"):
             sizes["tau_bar"] = 8
-            if int(last["round"]) < self.federation.round_index - 1:
+            if int(last["round"]) < self.current_round.index - 1:
                 sizes |= {
                     f"last_round.{name}": size
                     for name, size in sizes_of(self.server.parameters).items()
@@ -277,7 +277,7 @@ class FedSHVR(PairedBatches):
     def on_round_start(self) -> None:
         """Refuse a learning rate of 0, by which Eq. 15 divides."""
         self._tau_bar = None
-        rate_is_valid = not self.control_variate or self.federation.client_lr > 0
+        rate_is_valid = not self.control_variate or self.current_round.client_lr > 0
         checks.require(
             rate_is_valid,
             "optimizer.init_args.lr",
@@ -287,7 +287,7 @@ class FedSHVR(PairedBatches):
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
         """Sum the clients' steps, normalised by their number."""
-        total, this_round = WeightedSum(), torch.tensor(self.federation.round_index)
+        total, this_round = WeightedSum(), torch.tensor(self.current_round.index)
         for update in updates:
             mean_step = self._mean_step(update)
             if self.control_variate:
@@ -351,7 +351,7 @@ class FedSHVR(PairedBatches):
         """
         own, d = self.clients.get(client, "mean_step"), self.control(client)
         change = {
-            name: (mean_step[name] - t) / self.federation.client_lr for name, t in own.items()
+            name: (mean_step[name] - t) / self.current_round.client_lr for name, t in own.items()
         }
         self.clients.put(client, "control", {n: d[n] + t for n, t in change.items()})
         self.clients.put(client, "mean_step", {})

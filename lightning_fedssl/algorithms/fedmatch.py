@@ -88,7 +88,7 @@ from lightning_fedssl.state import Batch, ClientUpdate
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
-    from lightning_fedssl.trainer.federation import Federation
+    from lightning_fedssl.round import Federation
 
 _PSI, _SIGMA = "network.psi.", "network.sigma."
 _LR_DIVISOR = 3.0
@@ -240,8 +240,8 @@ class FedMatch(FederatedAlgorithm):
         """Deliver helpers, train sigma where the labels are at the server,
         then train the clients.
         """
-        due = federation.round_index % self.helper_interval == 0
-        self.helpers = self.choose_helpers(federation.cohort) if due else {}
+        due = self.current_round.index % self.helper_interval == 0
+        self.helpers = self.choose_helpers(self.current_round.cohort) if due else {}
         federation.train_server()
         self.announce(self.evaluated_model())
         if not self.sends_sigma and self.lr_patience is not None:
@@ -407,7 +407,7 @@ class FedMatch(FederatedAlgorithm):
         }
         changed = {name: self._revert_small_changes(name, p) for name, p in sent.items()}
         buffers = update.buffers if self.sends_sigma else {}
-        self.clients.put(update.client, _SEEN, {_ROUND: torch.tensor(self.federation.round_index)})
+        self.clients.put(update.client, _SEEN, {_ROUND: torch.tensor(self.current_round.index)})
         return replace(update, parameters=changed, buffers=buffers)
 
     def _revert_small_changes(self, name: str, trained: Tensor) -> Tensor:
@@ -485,7 +485,7 @@ class FedMatch(FederatedAlgorithm):
                 values[name], since[name] = t.clone(), torch.zeros_like(t, dtype=torch.int32)
             moved = (t - values[name]).abs() > self.delta_threshold
             values[name].copy_(torch.where(moved, t, values[name]))
-            since[name].masked_fill_(moved, self.federation.round_index)
+            since[name].masked_fill_(moved, self.current_round.index)
 
     def download_sizes(self, client: int, received: State) -> dict[str, int]:
         """What was announced since the client last took part, and the psi of its helpers without

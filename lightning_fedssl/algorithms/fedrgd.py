@@ -65,7 +65,7 @@ from lightning_fedssl.state import Batch, ClientUpdate
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
-    from lightning_fedssl.trainer.federation import Federation
+    from lightning_fedssl.round import Federation
 
 _GROUP_OF_USER = "group of each user of the last round"
 
@@ -237,7 +237,7 @@ class FedRGD(SlotAlgorithm):
     def on_round_start(self) -> None:
         """Assign slots, divide them among the groups, and give every group its first weights."""
         super().on_round_start()
-        sizes = group_sizes(self.groups, self.federation.clients_per_round)
+        sizes = group_sizes(self.groups, self.current_round.clients_per_round)
         self.group_of_slot = [group for group, size in enumerate(sizes) for _ in range(size)]
         self.start_of_slot = self.group_of_slot
         if self.regroup == "each_round":
@@ -250,7 +250,7 @@ class FedRGD(SlotAlgorithm):
 
         A user starts from the group that it was in, a new one from a random group.
         """
-        draw = sampling.rng(sampling.global_seed(), "groups", self.federation.round_index)
+        draw = sampling.rng(sampling.global_seed(), "groups", self.current_round.index)
         random_start = draw.permutation(self.group_of_slot).tolist()
         self.group_of_slot = draw.permutation(self.group_of_slot).tolist()
         before = self.server.extra.get(_GROUP_OF_USER, {})

@@ -52,7 +52,7 @@ from lightning_fedssl.state import Batch
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
-    from lightning_fedssl.trainer.federation import Federation
+    from lightning_fedssl.round import Federation
 
 _TEACHER = "teacher."
 

@@ -51,7 +51,7 @@ from lightning_fedssl.local_work import LocalWork, labeled_work, unlabeled_work
 from lightning_fedssl.state import Batch, ClientUpdate
 
 if TYPE_CHECKING:
-    from lightning_fedssl.trainer.federation import Federation
+    from lightning_fedssl.round import Federation
 
 
 class FL2(GlobalLabels):
@@ -107,7 +107,7 @@ class FL2(GlobalLabels):
 
     def round(self, federation: Federation) -> None:
         """SemiFL's round; before the first one the server trains on its labels."""
-        if federation.round_index == 1 and self.pretrain_epochs:
+        if self.current_round.index == 1 and self.pretrain_epochs:
             federation.train_server()
         super().round(federation)
 
@@ -116,7 +116,7 @@ class FL2(GlobalLabels):
 
         The first phase of round 1 is the pretraining, drawn as of a round 0.
         """
-        if self.federation.round_index == 1 and self.pretrain_epochs:
+        if self.current_round.index == 1 and self.pretrain_epochs:
             data = replace(data, round=data.round - 1)
         if data.round == 0:
             return labeled_work(data, self.pretrain_epochs, view=self.server_view)

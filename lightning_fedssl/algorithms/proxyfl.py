@@ -252,7 +252,7 @@ class ProxyFL(ReceivedModelLabels):
         margin = apart.min(dim=-1).values.max().clamp(max=self.largest_margin)
         tuned = mean.detach().clone().requires_grad_()
         optimizer = torch.optim.SGD([tuned], lr=self.proxy_lr)
-        draw = sampling.rng(sampling.global_seed(), "proxies", self.federation.round_index)
+        draw = sampling.rng(sampling.global_seed(), "proxies", self.current_round.index)
         for _ in range(self.proxy_epochs):
             order = torch.from_numpy(draw.permutation(len(labels))).to(mean.device)
             for batch in order.split(self.proxy_batch_size):

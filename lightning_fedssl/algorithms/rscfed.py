@@ -253,7 +253,7 @@ class RSCFed(FederatedAlgorithm):
             collected = {n: t + collected[n] if n in collected else t for n, t in mean.items()} | {
                 "count": count + 1
             }
-        if self.federation.round_index % self.sub_consensus == 0 and collected:
+        if self.current_round.index % self.sub_consensus == 0 and collected:
             count = collected.pop("count")
             mean = {name: t / count.to(t) for name, t in collected.items()}
             weights = {name: mean.pop(name) for name in self.server.parameters if name in mean}

@@ -20,7 +20,7 @@ from lightning_fedssl.local_work import LocalWork, labeled_work
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
-    from lightning_fedssl.trainer.federation import Federation
+    from lightning_fedssl.round import Federation
 
 
 class Supervised(FederatedAlgorithm):

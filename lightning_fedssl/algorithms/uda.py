@@ -69,7 +69,7 @@ class UDA(FixMatch):
 
     def on_round_start(self) -> None:
         """Set a, the share by which the threshold for labelled images has grown."""
-        self.released = _RELEASED[self.signal_annealing](self.federation.progress)
+        self.released = _RELEASED[self.signal_annealing](self.current_round.progress)
 
     def labeled_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The mean cross-entropy of the images whose probability is below the threshold.

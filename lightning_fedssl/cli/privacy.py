@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
+from lightning_fedssl.algorithm import JointAlgorithm
 from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
 from lightning_fedssl.data.datamodule import FederatedDataModule
@@ -19,9 +20,9 @@ from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.robust.aggregators import why_not_a_mean
 from lightning_fedssl.state import LiveTensors, optimizer_state
-from lightning_fedssl.trainer import CentralDP, FederatedTrainer, setup
-from lightning_fedssl.trainer.federation import Federation
-from lightning_fedssl.trainer.fit_loop import set_learning_rates
+from lightning_fedssl.trainer import CentralDP, FederatedTrainer
+from lightning_fedssl.trainer.federation import SimulatedFederation
+from lightning_fedssl.trainer.fit_loop import new_round, set_learning_rates
 from lightning_fedssl.trainer.privacy import uncovered
 
 _STATISTICS = {
@@ -61,24 +62,16 @@ def main(
             [*arguments, "--trainer.logger", "false"], run=False, datamodule_class=datamodule_class
         )
     trainer: FederatedTrainer = cli.trainer  # type: ignore[assignment]
-    prepare(trainer, cli.model, cli.datamodule)
+    trainer.prepare(cli.model, cli.datamodule, "fit")
     sys.stdout.write("\n".join([*report(trainer), ""]))
     return 0
-
-
-def prepare(
-    trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: FederatedDataModule
-) -> None:
-    """Build everything that a run has before its first round."""
-    trainer.algorithm, trainer.datamodule, trainer.seed = algorithm, data, sampling.global_seed()
-    setup.prepare(trainer, "fit")
 
 
 def report(trainer: FederatedTrainer) -> Iterator[str]:
     """The lines that the command prints.
 
     Args:
-        trainer: After :func:`prepare`.
+        trainer: After ``trainer.prepare``.
     """
     algorithm = trainer.algorithm
     yield (
@@ -103,7 +96,7 @@ def uploads(trainer: FederatedTrainer) -> list[Sent]:
     None of them learns.
 
     Args:
-        trainer: After :func:`prepare`.
+        trainer: After ``trainer.prepare``.
     """
     algorithm = trainer.algorithm
     covered, found = why_not_a_mean(algorithm) is None, list[Sent]()
@@ -138,16 +131,16 @@ def uploads(trainer: FederatedTrainer) -> list[Sent]:
 
 
 def _sizes(trainer: FederatedTrainer) -> dict[str, int]:
-    algorithm, federation = trainer.algorithm, Federation(trainer)
-    algorithm.federation, trainer.round_index = federation, 1
+    algorithm = trainer.algorithm
+    algorithm.federation = SimulatedFederation(trainer)
     drawn = sampling.cohort(trainer.seed, 1, trainer.datamodule.num_clients, trainer.cohort_size)
     clients = enumerate(trainer.datamodule.split.clients)
     kinds = {
         (len(images.labeled) > 0, len(images.unlabeled) > 0): client for client, images in clients
     }
-    trainer.cohort = [*dict.fromkeys([*kinds.values(), *drawn])][: max(len(kinds), len(drawn))]
+    cohort = [*dict.fromkeys([*kinds.values(), *drawn])][: max(len(kinds), len(drawn))]
     set_learning_rates(algorithm, [trainer.client_optimizer], 1, trainer.max_rounds)
-    federation.start_round()
+    trainer.enter(replace(new_round(trainer, 1), cohort=cohort))
     algorithm.on_round_start()
     live, sent = LiveTensors(algorithm), sequential.Sent.of(algorithm)
     if isinstance(algorithm, JointAlgorithm):

@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Protocol
 
 import safetensors.torch
@@ -34,6 +33,7 @@ from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.metrics import MetricCollector
+from lightning_fedssl.round import Round
 from lightning_fedssl.state import ClientStore, load_state, named_payload
 from lightning_fedssl.trainer import launch, setup
 from lightning_fedssl.trainer.federation import measure_moments
@@ -233,12 +233,13 @@ class Node:
         model = {n: t for n, t in received.items() if n not in result_names}
         self._begin_round(data.round, model)
         collector = MetricCollector()
-        algorithm.collector, seen = collector.update, _Received(self._on_device(model), collector)
+        seen = _Received(self._on_device(model), collector)
         max_steps = 1 if self.trainer.fast_dev_run else None
         updates = sequential.train_clients(
             algorithm, [data], self.optimizer, self.trainer.fabric, seen, max_steps, seen
         )
-        update = next(iter(updates), None)
+        with algorithm.scalars.redirected(collector.update):
+            update = next(iter(updates), None)
         if update is not None and self.trainer.privacy is not None:
             update = self.trainer.privacy.clip_update(update, algorithm.server.model())
         algorithm.clients.commit(client)
@@ -273,12 +274,11 @@ class Node:
             {name: t for name, t in model.items() if name in server.buffers},
         )
         set_learning_rates(algorithm, [self.optimizer], round_index, max_rounds)
-        algorithm.federation = SimpleNamespace(  # type: ignore[assignment]
-            round_index=round_index,
-            max_rounds=max_rounds,
-            num_clients=self.num_clients,
+        algorithm.current_round = Round(
+            round_index,
+            max_rounds,
             cohort=[self.data.client],
-            progress=round_index / max_rounds,
+            num_clients=self.num_clients,
             client_lr=float(self.optimizer.param_groups[0]["lr"]),
         )
 

@@ -36,11 +36,12 @@ from lightning_fedssl.deployment.obstacles import refuse_callbacks, refuse_undep
 from lightning_fedssl.deployment.own_data import ServerData
 from lightning_fedssl.functional.averaging import State, sizes_of
 from lightning_fedssl.functional.batch_norm import Moments, local_moments
+from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate, named_payload
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.trainer.acceptance import check_update
-from lightning_fedssl.trainer.federation import Federation, measure_moments
+from lightning_fedssl.trainer.federation import SimulatedFederation, measure_moments
 
 _log = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ class Nodes:
         return {clients[answer.metadata.reply_to_message_id]: answer for answer in answers}
 
 
-class DeployedFederation(Federation):
+class DeployedFederation(SimulatedFederation):
     """A server whose clients train at Flower's nodes.
 
     The rounds are those of the simulation with the same configuration, down to the random numbers.
@@ -191,9 +192,7 @@ class DeployedFederation(Federation):
         ValueError: If the method, a callback or a key of the trainer cannot be deployed.
     """
 
-    def __init__(
-        self, trainer: FederatedTrainer, nodes: Nodes, wait_for: int = 1, min_clients: int = 1
-    ) -> None:
+    def __init__(self, trainer: Run, nodes: Nodes, wait_for: int = 1, min_clients: int = 1) -> None:
         super().__init__(trainer)
         refuse_undeployable(trainer.algorithm)
         refuse_callbacks(trainer.callbacks)
@@ -226,10 +225,10 @@ class DeployedFederation(Federation):
         super().start_round()
         self._run_number()  # every checkpoint of a deployment has it, also if no client takes part
         connected, self._needed = self.nodes.wait_for(self._needed), self.min_clients
-        if not connected.keys() & set(self.cohort):
+        if not connected.keys() & set(self.trainer.cohort):
             _log.warning(
                 "round %d: no client of the cohort is connected: nobody trains in it",
-                self.round_index,
+                self.trainer.round_index,
             )
 
     def end_round(self) -> None:
@@ -239,10 +238,13 @@ class DeployedFederation(Federation):
         """
         extra, algorithm = self.trainer.algorithm.server.extra, self.trainer.algorithm
         if isinstance(algorithm, FedSHVR) and (result := algorithm.result_for_clients()):
-            extra[f"{_RESULT}{self.round_index}"] = {
+            extra[f"{_RESULT}{self.trainer.round_index}"] = {
                 name: t.detach().clone() for name, t in result.items()
             }
-        waiting = {f"{_RESULT}{self._accepted_round(client)}" for client in range(self.num_clients)}
+        waiting = {
+            f"{_RESULT}{self._accepted_round(client)}"
+            for client in range(self.trainer.datamodule.num_clients)
+        }
         for name in [name for name in extra if name.startswith(_RESULT) and name not in waiting]:
             del extra[name]
 
@@ -288,7 +290,7 @@ class DeployedFederation(Federation):
                 except MessageError as error:
                     _log.warning(
                         "round %d: client %d: %s; statistics without it",
-                        self.round_index,
+                        self.trainer.round_index,
                         party,
                         error,
                     )
@@ -316,7 +318,7 @@ class DeployedFederation(Federation):
                 )
                 _log.warning(
                     "round %d goes on without client %d: %s",
-                    self.round_index,
+                    self.trainer.round_index,
                     client,
                     shown(reason),
                 )
@@ -334,7 +336,7 @@ class DeployedFederation(Federation):
     def _order(self, client: int, batch_size: int = 0) -> dict[str, Any]:
         return {
             "run": self._run_number(),
-            "round": self.round_index,
+            "round": self.trainer.round_index,
             "accepted": self._accepted_round(client),
             "batch_size": batch_size,
             "holds_weights": False,
@@ -361,7 +363,7 @@ class DeployedFederation(Federation):
         )
         tensors = {name: t for name, t in model.items() if name not in held}
         result = algorithm.server.extra.get(f"{_RESULT}{order['accepted']}", {})
-        new = order["accepted"] < self.round_index - 1
+        new = order["accepted"] < self.trainer.round_index - 1
         tensors |= {name: t for name, t in result.items() if new or not name.startswith(LAST_ROUND)}
         return tensors, order | {"holds_weights": bool(held), "result": list(result)}
 
@@ -375,7 +377,7 @@ class DeployedFederation(Federation):
         """
         scalars = _SCALARS | set(getattr(self.trainer.algorithm, "client_scalars", ()))
         found, tensors, sums = read_answer(answer, ["client", "round", *numbers], expected, scalars)
-        if found[:2] != [client, self.round_index]:
+        if found[:2] != [client, self.trainer.round_index]:
             raise MessageError(f"it is of client {found[0]} in round {found[1]}")
         return (
             found[2:],
@@ -421,7 +423,8 @@ class DeployedFederation(Federation):
         ):
             raise MessageError(f"it {reason}")
         with algorithm.clients.stage(client):
-            algorithm.clients.put(client, STATE, {"accepted": torch.tensor(self.round_index)})
+            done = torch.tensor(self.trainer.round_index)
+            algorithm.clients.put(client, STATE, {"accepted": done})
             for name, (total, weight) in scalars.items():
                 self.trainer.log(name, total / weight, weight)
             if update is not None:
@@ -501,7 +504,7 @@ def fit_on_grid(grid: Grid, run_config: Mapping[str, Any], parts: Parts) -> None
     root = Path(trainer.default_root_dir)
     root.mkdir(parents=True, exist_ok=True)
 
-    def make_federation(trainer: FederatedTrainer) -> DeployedFederation:
+    def make_federation(trainer: Run) -> DeployedFederation:
         return DeployedFederation(trainer, nodes, wait_for, int(run_config.get("min-clients", 1)))
 
     try:
@@ -510,8 +513,7 @@ def fit_on_grid(grid: Grid, run_config: Mapping[str, Any], parts: Parts) -> None
             if isinstance(datamodule, ServerData):
                 nodes.wait_for(wait_for)
                 datamodule.client_sizes = nodes.sizes
-            trainer.make_federation = make_federation
-            trainer.fit(algorithm, datamodule, ckpt_path=ckpt_path)
+            trainer.fit(algorithm, datamodule, ckpt_path, make_federation)
     except Timeout as error:
         raise ValueError(
             f"a server is training in {root} now: wait for its end, or end it with flwr stop"

@@ -242,8 +242,8 @@ class Fit(Callback):
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         """Multiply the learning rates by the schedule's factor of the round."""
-        run = self.method.federation
-        factor = self.method.schedule.checked_factor(run.round_index, run.max_rounds)
+        now = self.method.current_round
+        factor = self.method.schedule.checked_factor(now.index, now.max_rounds)
         if factor != 1 and trainer.lr_scheduler_configs:
             raise ValueError("give schedule, or the schedulers of configure_optimizers, not both")
         for optimizer in trainer.optimizers:

@@ -396,11 +396,8 @@ def recording(
             value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
         )
 
-    kept, algorithm.collector = algorithm.collector, record
-    try:
+    with algorithm.scalars.redirected(record):
         yield
-    finally:
-        algorithm.collector = kept
 
 
 def _phases(num_steps: Sequence[int]) -> Iterator[tuple[int, range]]:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning
 from lightning.pytorch import Callback
@@ -17,14 +17,12 @@ from lightning_fedssl import export
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.export import describe_model
 from lightning_fedssl.export.description import Description, describe_data
-from lightning_fedssl.metrics import as_tensors
+from lightning_fedssl.round import Round
+from lightning_fedssl.run import Run
 from lightning_fedssl.state import frozen_state, load_optimizer_state, load_state, optimizer_state
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.storage.files import lock_folder
 from lightning_fedssl.trainer.settings import differences, settings_of
-
-if TYPE_CHECKING:
-    from lightning_fedssl.trainer.trainer import FederatedTrainer
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +43,7 @@ def find(ckpt_path: str | Path | None, root: Path) -> Path | None:
     return path
 
 
-def save(trainer: FederatedTrainer, path: Path, weights_only: bool = False) -> None:
+def save(trainer: Run, path: Path, weights_only: bool = False) -> None:
     """Write a checkpoint. If the process is killed meanwhile, ``path`` is either the old or the new
     checkpoint.
 
@@ -61,14 +59,14 @@ def save(trainer: FederatedTrainer, path: Path, weights_only: bool = False) -> N
     checkpoint_file.save(take(trainer, weights_only), path)
 
 
-def save_model(trainer: FederatedTrainer, folder: Path) -> None:
+def save_model(trainer: Run, folder: Path) -> None:
     """Write the evaluated model as ``model.safetensors`` and ``model.json``; the folder is made."""
     algorithm = trainer.algorithm
     load_state(algorithm, algorithm.evaluated_model())
     export.save_model(algorithm.configured_network(), _description(trainer), folder)
 
 
-def _description(trainer: FederatedTrainer) -> Description:
+def _description(trainer: Run) -> Description:
     """The content of ``model.json`` for the present model."""
     return describe_model(
         trainer.algorithm,
@@ -80,22 +78,22 @@ def _description(trainer: FederatedTrainer) -> Description:
     )
 
 
-def _scalars(trainer: FederatedTrainer) -> dict[str, float]:
+def _scalars(trainer: Run) -> dict[str, float]:
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
-def save_missing(trainer: FederatedTrainer) -> None:
+def save_missing(trainer: Run) -> None:
     """Write the last checkpoint if it has an earlier round."""
     for writer in _writers(trainer):
         writer.save_missing(trainer)
 
 
-def _writers(trainer: FederatedTrainer) -> list[FederatedCheckpoint]:
+def _writers(trainer: Run) -> list[FederatedCheckpoint]:
     return [callback for callback in trainer.callbacks if isinstance(callback, FederatedCheckpoint)]
 
 
 @contextmanager
-def folder_of_one_run(trainer: FederatedTrainer) -> Iterator[None]:
+def folder_of_one_run(trainer: Run) -> Iterator[None]:
     """Keep other runs out of the folder of this run's checkpoints inside the context.
 
     Runs share a folder if they have no logger, or the same logger of the user.
@@ -149,7 +147,7 @@ def restore(callbacks: Sequence[Callback], states: Mapping[str, Any]) -> None:
             callback.load_state_dict(saved)
 
 
-def take(trainer: FederatedTrainer, weights_only: bool = False) -> checkpoint_file.Checkpoint:
+def take(trainer: Run, weights_only: bool = False) -> checkpoint_file.Checkpoint:
     """Everything that a run needs to resume, as tensors and primitives.
 
     ``state_dict`` is the evaluated model with its frozen layers, ``federation`` the state of server
@@ -196,7 +194,7 @@ def take(trainer: FederatedTrainer, weights_only: bool = False) -> checkpoint_fi
     return checkpoint
 
 
-def load_model(trainer: FederatedTrainer, path: Path) -> checkpoint_file.Checkpoint:
+def load_model(trainer: Run, path: Path) -> checkpoint_file.Checkpoint:
     """Load the global model and the callbacks' state, for evaluation.
 
     Raises:
@@ -231,7 +229,7 @@ def load_model(trainer: FederatedTrainer, path: Path) -> checkpoint_file.Checkpo
         trainer.algorithm, {name: t for name, t in loaded["state_dict"].items() if name in frozen}
     )
     server.version = state["version"]
-    trainer.round_index = loaded["round"]
+    trainer.enter(Round(loaded["round"], trainer.max_rounds))
     trainer.algorithm.origin = {key: loaded[key] for key in ("seed", "partition", "model")}
     restore(trainer.callbacks, loaded["callbacks"])
     return loaded
@@ -243,14 +241,14 @@ _OF_END = ("test/", "bound/")
 _OF_SAMPLES = ("class_names", "input", "normalization")
 
 
-def origin_of(trainer: FederatedTrainer) -> dict[str, Any]:
+def origin_of(trainer: Run) -> dict[str, Any]:
     """The data that a run trains on, under the keys that a checkpoint has for them."""
     data = trainer.datamodule
     return {"seed": trainer.seed, "partition": data.split.hash, "model": describe_data(data)}
 
 
 def check_same_samples(
-    trainer: FederatedTrainer,
+    trainer: Run,
     origin: Mapping[str, Any],
     path: Path | None,
     names: Sequence[str] = _OF_SAMPLES,
@@ -308,9 +306,7 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def check_same_data(
-    trainer: FederatedTrainer, origin: Mapping[str, Any], path: Path | None
-) -> None:
+def check_same_data(trainer: Run, origin: Mapping[str, Any], path: Path | None) -> None:
     """Refuse a model of another seed or partition: it may have trained on what is held out here.
 
     Args:
@@ -333,7 +329,7 @@ def check_same_data(
         )
 
 
-def resume(trainer: FederatedTrainer, path: Path) -> int:
+def resume(trainer: Run, path: Path) -> int:
     """Restore a run as it was at the end of a round.
 
     Returns:
@@ -360,14 +356,13 @@ def resume(trainer: FederatedTrainer, path: Path) -> int:
     _load_clients(trainer, path, state)
     # The test of a run that had finished is not a test of the longer run.
     kept = {k: v for k, v in loaded["metrics"].items() if not k.startswith(_OF_END)}
-    trainer.callback_metrics = as_tensors(kept)
     known = loaded.get("model", {}).get("metric_rounds", {})
-    trainer.metric_rounds = {stage: number for stage, number in known.items() if stage != "test"}
-    trainer.total_bytes = loaded.get("total_bytes", 0.0)
+    evaluated = {stage: number for stage, number in known.items() if stage != "test"}
+    trainer.restore(kept, evaluated, loaded.get("total_bytes", 0.0))
     return int(loaded["round"])
 
 
-def continue_curves(trainer: FederatedTrainer, path: Path) -> None:
+def continue_curves(trainer: Run, path: Path) -> None:
     """Log the rounds of the run that is resumed again, so that ``metrics.csv`` and the curves are
     those of one run.
 
@@ -395,9 +390,7 @@ def continue_curves(trainer: FederatedTrainer, path: Path) -> None:
             trainer.folder.log_metrics(scalars, int(row["step"]))
 
 
-def _check_settings(
-    trainer: FederatedTrainer, loaded: checkpoint_file.Checkpoint, path: Path
-) -> None:
+def _check_settings(trainer: Run, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
     """Refuse to resume with other settings, unless they are allowed to differ."""
     changed = differences(loaded.get("settings", {}), settings_of(trainer))
     if not changed:
@@ -415,9 +408,7 @@ def _check_settings(
     )
 
 
-def _warn_of_a_stretched_schedule(
-    trainer: FederatedTrainer, loaded: checkpoint_file.Checkpoint
-) -> None:
+def _warn_of_a_stretched_schedule(trainer: Run, loaded: checkpoint_file.Checkpoint) -> None:
     """Say that a longer run has other learning rates than the checkpoint's run planned."""
     schedule, now = trainer.algorithm.schedule, trainer.max_rounds
     before = loaded.get("max_rounds", now)
@@ -431,7 +422,7 @@ def _warn_of_a_stretched_schedule(
         )  # fmt: skip
 
 
-def _load_clients(trainer: FederatedTrainer, path: Path, state: checkpoint_file.Checkpoint) -> None:
+def _load_clients(trainer: Run, path: Path, state: checkpoint_file.Checkpoint) -> None:
     if state["client_states_left_out"]:
         raise ValueError(
             f"ckpt_path: {path} holds the model without the clients' states (their optimizers' "

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,18 +15,17 @@ from torch import Tensor
 from lightning_fedssl import sampling
 from lightning_fedssl.data.partition.statistics import plural
 from lightning_fedssl.metrics import MetricCollector
+from lightning_fedssl.run import Run
 from lightning_fedssl.state import load_state
-from lightning_fedssl.trainer import checkpointing, run_folder
+from lightning_fedssl.storage import run_folder
+from lightning_fedssl.trainer import checkpointing
 from lightning_fedssl.trainer.evaluation_metrics import EvaluationMetrics, scalars
-
-if TYPE_CHECKING:
-    from lightning_fedssl.trainer.trainer import FederatedTrainer
 
 _log = logging.getLogger(__name__)
 
 
-def run_command(trainer: FederatedTrainer, stage: str) -> dict[str, float]:
-    """Run ``validate``, ``test`` or ``predict``.
+def run_command(trainer: Run, stage: str) -> dict[str, float]:
+    """Run ``validate`` or ``test``; for ``predict`` only load the model (see :func:`predict`).
 
     Args:
         trainer: The trainer; its ``ckpt_path`` is the checkpoint to use, the current model if left
@@ -58,7 +57,6 @@ def run_command(trainer: FederatedTrainer, stage: str) -> dict[str, float]:
         ):  # on another partition, images of training could be among the validation images
             checkpointing.check_same_data(trainer, origin, ckpt_path)
     if stage == "predict":
-        predict(trainer)
         return {}
     if stage == "validate" and not trainer.datamodule.has_validation:
         raise ValueError(
@@ -69,7 +67,7 @@ def run_command(trainer: FederatedTrainer, stage: str) -> dict[str, float]:
     return metrics
 
 
-def evaluate(trainer: FederatedTrainer, stage: Literal["validate", "test"]) -> dict[str, float]:
+def evaluate(trainer: Run, stage: Literal["validate", "test"]) -> dict[str, float]:
     """Evaluate the global model on the validation or test images.
 
     Each rank takes its share of the batches.
@@ -82,7 +80,7 @@ def evaluate(trainer: FederatedTrainer, stage: Literal["validate", "test"]) -> d
     _load_evaluated_model(trainer)
     step = algorithm.validation_step if stage == "validate" else algorithm.test_step
     rank, ranks = trainer.fabric.global_rank, trainer.fabric.world_size
-    of_round, trainer.collector = trainer.collector, MetricCollector(ranks)
+    collector = MetricCollector(ranks)
     devices: list[int] | None = [] if trainer.fabric.device.type == "cpu" else None
     with torch.no_grad(), trainer.fabric.autocast(), torch.random.fork_rng(devices):
         torch.manual_seed(
@@ -92,26 +90,27 @@ def evaluate(trainer: FederatedTrainer, stage: Literal["validate", "test"]) -> d
             number = (
                 index * ranks + rank
             )  # in the order of the data, in which the batches' values are added
-            algorithm.collector = partial(trainer.collector.update, client=number)
-            logits = step(batch, index)
-            trainer.collector.commit(number)
+            with algorithm.scalars.redirected(partial(collector.update, client=number)):
+                logits = step(batch, index)
+            collector.commit(number)
             if logits is not None:
                 scores.update(logits, batch[1])
     values = {f"{prefix}/{name}": value for name, value in scores.compute(trainer.gather).items()}
     trainer.metric_values.update(values)
-    metrics = scalars(values) | trainer.collector.compute(trainer.gather)
-    trainer.collector = of_round
-    algorithm.collector = trainer.log
+    metrics = scalars(values) | collector.compute(trainer.gather)
     trainer.call("on_evaluation_end", metrics)
     return metrics
 
 
-def predict(trainer: FederatedTrainer) -> None:
+def predict(trainer: Run) -> tuple[Tensor, str | None]:
     """Compute class probabilities of the test images, or of new images.
 
     Rank 0 writes them to ``predictions.csv``.
 
     Every rank predicts all images, so that the rows have the order of the data.
+
+    Returns:
+        The probabilities ``(images, classes)``, and the file.
     """
     classes, files = trainer.datamodule.spec.class_names, trainer.datamodule.predict_files()
     _load_evaluated_model(trainer)
@@ -119,24 +118,23 @@ def predict(trainer: FederatedTrainer) -> None:
         batches = enumerate(trainer.datamodule.predict_batches(trainer.dtype))
         rows = [trainer.algorithm.predict_step(batch, index).cpu() for index, batch in batches]
     trainer.folder.use()  # not before all images could be read
-    trainer.predictions, trainer.predictions_file = torch.cat(rows), None
-    if trainer.fabric.is_global_zero and not trainer.fast_dev_run:
-        path = Path(trainer.folder.log_dir or trainer.default_root_dir) / "predictions.csv"
-        run_folder.write_predictions(trainer.predictions, path, classes, files)
-        trainer.predictions_file = str(path)
-        count = plural(len(trainer.predictions), trainer.datamodule.spec.noun)
-        _log.info("class probabilities of %s: %s", count, path)
+    predictions = torch.cat(rows)
+    if not trainer.fabric.is_global_zero or trainer.fast_dev_run:
+        return predictions, None
+    path = Path(trainer.folder.log_dir or trainer.default_root_dir) / "predictions.csv"
+    run_folder.write_predictions(predictions, path, classes, files)
+    count = plural(len(predictions), trainer.datamodule.spec.noun)
+    _log.info("class probabilities of %s: %s", count, path)
+    return predictions, str(path)
 
 
-def _load_evaluated_model(trainer: FederatedTrainer) -> None:
+def _load_evaluated_model(trainer: Run) -> None:
     trainer.call("on_evaluation_start")
     load_state(trainer.algorithm, trainer.algorithm.evaluated_model())
     trainer.algorithm.eval()
 
 
-def _batches(
-    trainer: FederatedTrainer, stage: Literal["validate", "test"]
-) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(trainer: Run, stage: Literal["validate", "test"]) -> Iterator[tuple[Tensor, Tensor]]:
     ranks = (trainer.fabric.global_rank, trainer.fabric.world_size)
     batches = iter(trainer.datamodule.evaluation_batches(stage, trainer.dtype, shard=ranks))
     return islice(batches, 1) if trainer.fast_dev_run else batches

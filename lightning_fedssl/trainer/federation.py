@@ -1,12 +1,10 @@
-"""What a method may ask of the loop that runs it:
-the clients and the server of the present round.
-"""
+"""The clients and the server of the present round, as one process simulates them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,18 +20,16 @@ from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_training.step_work import step_work
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.robust.attacks import Attack
+from lightning_fedssl.round import Federation
+from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate, Direction, load_optimizer_state, load_state
 from lightning_fedssl.system import Outcome
 from lightning_fedssl.trainer.acceptance import Acceptance, Arrival
 from lightning_fedssl.trainer.participation import Participation
 
-if TYPE_CHECKING:
-    from lightning_fedssl.trainer.trainer import FederatedTrainer
 
-
-class Federation:
-    """The context of an algorithm: ``algorithm.federation`` for a whole run, and the argument of
-    its ``round``.
+class SimulatedFederation(Federation):
+    """The clients and the server of a run in one process, or in its ranks.
 
     It is also the observer of the local trainers: it counts what they report and calls the hooks of
     the callbacks.
@@ -49,7 +45,7 @@ class Federation:
             and True if one has made a step.
     """
 
-    def __init__(self, trainer: FederatedTrainer) -> None:
+    def __init__(self, trainer: Run) -> None:
         self.trainer = trainer
         self.client_seconds = 0.0
         self.participation = Participation(trainer)
@@ -76,71 +72,18 @@ class Federation:
     # What an algorithm may ask for.
 
     @property
-    def round_index(self) -> int:
-        """t, the number of the current round, from 1; 0 before the first."""
-        return self.trainer.round_index
-
-    @property
-    def max_rounds(self) -> int:
-        """T, the number of rounds of the whole run."""
-        return self.trainer.max_rounds
-
-    @property
-    def progress(self) -> float:
-        """The fraction t / T of the run that is complete at the end of the current round."""
-        return self.round_index / self.max_rounds
-
-    @property
-    def num_clients(self) -> int:
-        """M, the number of all clients."""
-        return self.trainer.datamodule.num_clients
-
-    @property
-    def client_lr(self) -> float:
-        """eta, the learning rate of the clients' steps in this round.
-
-        With a rate per step, that of the last step.
-        """
-        return self.trainer.client_lr
-
-    @property
-    def cohort(self) -> Sequence[int]:
-        """The clients of this round, in drawn order, the same on every rank."""
-        return self.trainer.cohort
-
-    @property
-    def clients_per_round(self) -> int:
-        """C, the configured size of a cohort, with clients that are selected in excess.
-
-        ``fast_dev_run`` has fewer.
-        """
-        return self.trainer.selected
-
-    @property
     def server_optimizer(self) -> Optimizer:
-        """The optimizer of the server's steps, with its persistent state."""
+        """See :meth:`Federation.server_optimizer`."""
         return self.trainer.server_optimizer
 
     def reached(self, clients: Sequence[int]) -> Sequence[int]:
-        """Those of some clients that a message of the server reaches now: all of them in a
-        simulation.
-        """
+        """See :meth:`Federation.reached`."""
         return clients
 
     def moments(
         self, parties: Sequence[int], batch_size: int
     ) -> Iterator[tuple[int, dict[str, Moments]]]:
-        """Measure the batch-norm moments of parties on all their images, with the weights of the
-        working module.
-
-        Args:
-            parties: Clients, and ``sampling.SERVER`` for the server.
-            batch_size: Images per batch of the measurement.
-
-        Yields:
-            A party and its moments by layer; none for a party with fewer than two images. In a
-            deployment, a client that does not answer is left out.
-        """
+        """See :meth:`Federation.moments`."""
         for party in parties:
             yield (
                 party,
@@ -148,16 +91,11 @@ class Federation:
             )
 
     def validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of all validation images: inputs ``(batch, channels, height, width)`` and labels
-        ``(batch,)``.
-        """
+        """See :meth:`Federation.validation_batches`."""
         return iter(self.trainer.datamodule.evaluation_batches("validate", self.trainer.dtype))
 
     def train_server(self) -> None:
-        """Train the global model on the server's local work.
-
-        The result is in ``algorithm.server``.
-        """
+        """See :meth:`Federation.train_server`."""
         trainer, algorithm, optimizer = (
             self.trainer,
             self.trainer.algorithm,
@@ -186,14 +124,7 @@ class Federation:
         trainer.call("on_server_phase_end")
 
     def train_clients(self) -> Iterator[ClientUpdate]:
-        """Train the clients of the round, and yield the accepted updates of all ranks in the order
-        of the cohort.
-
-        So sums over the updates do not depend on the number of ranks, not even in the last bit. An
-        update is valid until the next is requested. A client that skips the round yields nothing,
-        and neither does one whose update is rejected, which is counted (``client/refused``) and
-        named in the log with the reason.
-        """
+        """See :meth:`Federation.train_clients`."""
         trainer = self.trainer
         trainer.call("on_client_phase_start")
         stacks = self._share(self.start_clients())
@@ -209,13 +140,7 @@ class Federation:
         )
 
     def train_jointly(self) -> Iterator[ClientUpdate]:
-        """Train the clients of the round and the server together, step by step.
-
-        See :class:`JointAlgorithm`.
-
-        The updates are yielded as in :meth:`train_clients`, when the trained part of the server is
-        in ``algorithm.server``.
-        """
+        """See :meth:`Federation.train_jointly`."""
         trainer, algorithm = self.trainer, self.trainer.algorithm
         if not isinstance(algorithm, JointAlgorithm):
             raise TypeError(
@@ -234,24 +159,14 @@ class Federation:
             trainer.local_data(sampling.SERVER),
             trainer.fabric,
             self,
-            self.cohort,
+            trainer.cohort,
             trainer.max_steps,
         )
         self._take_working_module(lambda name: not algorithm.at_clients(name))
         return self.accepted(iter(updates))
 
     def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
-        """Report a communication between the server and a client, on the rank that simulates this
-        client.
-
-        The local trainers report broadcasts and updates; a method reports what it sends in addition
-        to them.
-
-        Args:
-            client: The client.
-            direction: ``down`` to the client or ``up`` to the server.
-            sizes: Bytes of each tensor by its name.
-        """
+        """See :meth:`Federation.transfer`."""
         self.participation.count_transfer(client, direction, sum(sizes.values()))
         self.trainer.transfer(client, direction, sizes)
 
@@ -267,7 +182,7 @@ class Federation:
         algorithm.clients.watch_changes()
         self._received.clear()
         self._own.clear()
-        absent = self.participation.start(self.cohort)
+        absent = self.participation.start(self.trainer.cohort)
         for client in absent[fabric.global_rank :: fabric.world_size]:
             with algorithm.clients.stage(client):
                 self.transfer(
@@ -288,8 +203,10 @@ class Federation:
         """
         accepted, trainer = self._judged(updates), self.trainer
         if trainer.privacy is not None:
-            return trainer.privacy.combine(accepted, trainer)
-        return accepted if trainer.aggregator is None else trainer.aggregator.combine(accepted)
+            accepted = trainer.privacy.combine(accepted, trainer)
+        elif trainer.aggregator is not None:
+            accepted = trainer.aggregator.combine(accepted)
+        return accepted
 
     def _judged(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """Those of all ranks that the server accepts.
@@ -299,7 +216,7 @@ class Federation:
         or if more clients train than the server needs.
         """
         trainer, started = self.trainer, time.perf_counter()
-        acceptance = Acceptance(trainer.algorithm, trainer.quarantine, trainer.lr_factor)
+        acceptance = Acceptance(trainer.algorithm, trainer.quarantine, trainer.round.lr_factor)
         attack = trainer.attack if trainer.attack and trainer.attack.falsifies else None
         waits = trainer.world_size > 1 or self.participation.has_surplus or attack is not None
         movements, waiting = list[tuple[float, float]](), list[Arrival]()
@@ -388,7 +305,7 @@ class Federation:
             clients.apply(changes)
             outcomes |= of_rank
             reasons |= why
-        place = {client: index for index, client in enumerate(self.cohort)}
+        place = {client: index for index, client in enumerate(self.trainer.cohort)}
         return sorted(
             (arrival for part in parts for arrival in part[0]), key=lambda a: place[a.update.client]
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import torch
 from lightning.pytorch.callbacks import Timer
@@ -19,19 +19,18 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.distributed.signals import StopRequest
 from lightning_fedssl.functional.averaging import is_finite
 from lightning_fedssl.metrics import means_of, totals_of
+from lightning_fedssl.round import Round
+from lightning_fedssl.run import Run
 from lightning_fedssl.state import set_learning_rate
 from lightning_fedssl.trainer import checkpointing, evaluation
 from lightning_fedssl.trainer.callback_list import WRITERS
-from lightning_fedssl.trainer.federation import Federation
-
-if TYPE_CHECKING:
-    from lightning_fedssl.trainer.trainer import FederatedTrainer
+from lightning_fedssl.trainer.federation import SimulatedFederation
 
 _log = logging.getLogger(__name__)
 
 
 def fit(
-    trainer: FederatedTrainer, federation: Federation, begins: Callable[[], object]
+    trainer: Run, federation: SimulatedFederation, begins: Callable[[], object]
 ) -> dict[str, float]:
     """Train until ``max_rounds``, a signal or a callback ends the run.
 
@@ -66,6 +65,7 @@ def fit(
         if trainer.ckpt_path is not None:
             checkpointing.continue_curves(trainer, trainer.ckpt_path)
         stops = first > trainer.max_rounds or (first > 1 and had_ended(trainer))
+        sent: dict[str, float] | None = None  # an earlier command has logged the row of the round
         trainer.should_stop = False
         with (
             StopRequest() as stop,
@@ -74,8 +74,7 @@ def fit(
             trainer.gather(None)  # from here on SIGTERM ends no rank: the first round takes place
             begins()
             while not stops:
-                trainer.round_index += 1
-                run_round(trainer, federation)
+                sent = run_round(trainer, federation, trainer.round_index + 1)
                 stops = ends_now(trainer, federation, stop, trainer.round_index == first)
         metrics: dict[str, float] = {}
         if trainer.state.status == TrainerStatus.INTERRUPTED:
@@ -87,13 +86,13 @@ def fit(
             )  # so that the saved model has statistics that belong to its weights
         else:
             metrics = evaluation.evaluate(trainer, "test")
-            trainer.log_metrics(metrics | bytes_of_test(trainer))
+            trainer.log_metrics(metrics | bytes_of_test(trainer, sent))
         for hook in ("on_train_end", "on_fit_end"):
             trainer.call(hook)
     return metrics
 
 
-def forget_earlier_run(trainer: FederatedTrainer) -> None:
+def forget_earlier_run(trainer: Run) -> None:
     """Reset what all but the model's weights remember of an earlier run.
 
     Before a checkpoint is loaded.
@@ -106,7 +105,7 @@ def forget_earlier_run(trainer: FederatedTrainer) -> None:
     trainer.algorithm.server.forget()
 
 
-def had_ended(trainer: FederatedTrainer) -> bool:
+def had_ended(trainer: Run) -> bool:
     """Whether a callback had ended the run that is resumed: it sets ``should_stop`` before the
     first round.
 
@@ -128,7 +127,7 @@ def had_ended(trainer: FederatedTrainer) -> bool:
 
 
 def ends_now(
-    trainer: FederatedTrainer, federation: Federation, stop: StopRequest, is_first: bool
+    trainer: Run, federation: SimulatedFederation, stop: StopRequest, is_first: bool
 ) -> bool:
     """Whether the run ends after this round: all rounds are done, or a signal or a callback of any
     rank asks for it.
@@ -150,32 +149,34 @@ def ends_now(
     trainer.call("on_pictures", is_last or asked)
     if number:
         _log.warning("stopped after round %d; resume with --ckpt_path last", trainer.round_index)
-        trainer.state.status, trainer.stopped_by = TrainerStatus.INTERRUPTED, number
+        trainer.interrupt(number)
     elif asked:
         _log.info("a callback asked to stop after round %d", trainer.round_index)
     return is_last or number > 0 or asked
 
 
-def run_round(trainer: FederatedTrainer, federation: Federation) -> None:
-    """One round: draw the cohort, let the algorithm train, evaluate if it is due, log."""
+def run_round(trainer: Run, federation: SimulatedFederation, index: int) -> dict[str, float]:
+    """One round: draw the cohort, let the algorithm train, evaluate if it is due, log.
+
+    Args:
+        trainer: The run.
+        federation: What the algorithm may ask for.
+        index: The number of the round.
+
+    Returns:
+        The bytes of the round, by name.
+    """
     trainer.folder.use()
     started = time.perf_counter()
     torch.manual_seed(
-        sampling.derive_key(trainer.seed, "round", trainer.round_index)
+        sampling.derive_key(trainer.seed, "round", index)
     )  # a resumed run draws the same
-    trainer.cohort = trainer.draw_cohort()
     optimizers = (trainer.client_optimizer, trainer.server_optimizer)
-    set_learning_rates(trainer.algorithm, optimizers, trainer.round_index, trainer.max_rounds)
-    rounds = (
-        trainer.round_index,
-        min(trainer.round_index + 1, trainer.max_rounds),
-    )  # rates may change within a round
-    schedule = trainer.algorithm.schedule
-    trainer.lr_factor = min(
-        1.0, max(schedule.checked_factor(each, trainer.max_rounds) for each in rounds)
-    )
+    set_learning_rates(trainer.algorithm, optimizers, index, trainer.max_rounds)
+    trainer.enter(new_round(trainer, index))
     for hook in ("on_train_epoch_start", "on_round_start"):
         trainer.call(hook)
+    trainer.enter(replace(trainer.round, client_lr=trainer.client_lr))  # a callback may have set it
     federation.start_round()
     trainer.algorithm.on_round_start()
     lr = trainer.client_lr
@@ -184,7 +185,8 @@ def run_round(trainer: FederatedTrainer, federation: Federation) -> None:
     check_server(trainer)
     federation.end_round()
     trainer.call("on_global_model")
-    metrics = {"lr": lr} | round_metrics(trainer, federation, time.perf_counter() - started)
+    scalars, sent = round_metrics(trainer, federation, time.perf_counter() - started)
+    metrics = {"lr": lr} | scalars
     due = trainer.datamodule.has_validation and trainer.evaluates_now
     if due:
         metrics |= evaluation.evaluate(trainer, "validate")
@@ -202,6 +204,22 @@ def run_round(trainer: FederatedTrainer, federation: Federation) -> None:
             for callback in trainer.listeners[hook]:
                 if isinstance(callback, WRITERS) is writes:
                     trainer.notify(callback, hook, *arguments)
+    return sent
+
+
+def new_round(trainer: Run, index: int) -> Round:
+    """A round with its cohort and learning rates."""
+    last, schedule = trainer.max_rounds, trainer.algorithm.schedule
+    factors = [schedule.checked_factor(t, last) for t in (index, min(index + 1, last))]
+    return Round(
+        index,
+        last,
+        trainer.draw_cohort(index),
+        trainer.datamodule.num_clients,
+        trainer.selected,
+        trainer.client_lr,
+        min(1.0, max(factors)),  # rates may change within a round
+    )
 
 
 def set_learning_rates(
@@ -228,9 +246,9 @@ def set_learning_rates(
 
 
 def round_metrics(
-    trainer: FederatedTrainer, federation: Federation, seconds: float
-) -> dict[str, float]:
-    """The scalars of a round over all ranks.
+    trainer: Run, federation: SimulatedFederation, seconds: float
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The scalars of a round over all ranks, and the bytes among them.
 
     Args:
         trainer: The trainer.
@@ -243,18 +261,15 @@ def round_metrics(
     parts = trainer.gather((trainer.collector.take(), trainer.counter.take(), seconds))
     metrics = means_of([share for share, _, _ in parts], trainer.cohort)
     counts = totals_of([count for _, count, _ in parts])
-    trainer.bytes_of_round = {
-        name: size for name, size in counts.items() if name.startswith("communication/")
-    }
-    trainer.total_bytes += sum(trainer.bytes_of_round.values())
+    sent = trainer.count_bytes(counts)
     metrics |= counts
     if trainer.total_bytes:
         metrics["communication/total_bytes"] = trainer.total_bytes
     metrics["time/round_s"] = max(duration for _, _, duration in parts)
-    return metrics
+    return metrics, sent
 
 
-def bytes_of_test(trainer: FederatedTrainer) -> dict[str, float]:
+def bytes_of_test(trainer: Run, before: dict[str, float] | None) -> dict[str, float]:
     """The scalars of communication with what clients sent and received for the test.
 
     Empty if they did not.
@@ -262,24 +277,21 @@ def bytes_of_test(trainer: FederatedTrainer) -> dict[str, float]:
     They do if statistics of static batch norm are measured on the clients' images, and a callback
     has ended the run after a round that had no evaluation. The bytes are added to those of the last
     round, whose row has the test.
+
+    Args:
+        trainer: The run.
+        before: The bytes of the last round of this command; None if it had none.
     """
-    counts = totals_of(trainer.gather(trainer.counter.take()))
-    sent = {
-        name: size for name, size in counts.items() if name.startswith("communication/") and size
-    }
-    if not sent:
+    sent = trainer.count_bytes(totals_of(trainer.gather(trainer.counter.take())))
+    if not any(sent.values()):
         return {}
-    trainer.total_bytes += sum(sent.values())
-    before = trainer.bytes_of_round  # None: an earlier command has logged the row of the round
     whole = {"communication/total_bytes": trainer.total_bytes}
-    return whole | (
-        {name: before.get(name, 0.0) + size for name, size in sent.items()}
-        if before is not None
-        else {}
-    )
+    if before is None:
+        return whole
+    return whole | {name: before.get(name, 0.0) + size for name, size in sent.items() if size}
 
 
-def check_server(trainer: FederatedTrainer) -> None:
+def check_server(trainer: Run) -> None:
     """Refuse a global model that is not finite; make the global models of all ranks equal.
 
     They differ only where kernels are not deterministic, which is on CUDA devices.

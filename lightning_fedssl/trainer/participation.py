@@ -7,14 +7,11 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
+from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate, Direction
 from lightning_fedssl.system import Outcome, Usage
 from lightning_fedssl.trainer.acceptance import Arrival
-
-if TYPE_CHECKING:
-    from lightning_fedssl.trainer.trainer import FederatedTrainer
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +34,7 @@ class Participation:
         present: The clients of the round, on all ranks, that do not drop out.
     """
 
-    def __init__(self, trainer: FederatedTrainer) -> None:
+    def __init__(self, trainer: Run) -> None:
         self.trainer = trainer
         self.outcomes: dict[int, Outcome] = {}
         self.reasons: dict[int, str] = {}
@@ -104,9 +101,7 @@ class Participation:
     def end_round(self) -> None:
         """Log the outcomes of all ranks' clients, and publish them as ``trainer.participation``."""
         trainer, outcomes = self.trainer, self.outcomes
-        trainer.participation = {
-            client: outcomes[client] for client in trainer.cohort if client in outcomes
-        }
+        trainer.took_part({c: outcomes[c] for c in trainer.cohort if c in outcomes})
         for client, reason in sorted(self.reasons.items()):
             _log.warning(
                 "round %d: client %d %s; it is left out of the average",

@@ -34,12 +34,12 @@ from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.local_training.sequential import Sent
 from lightning_fedssl.robust.aggregators import why_not_a_mean
+from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer.accounting import Budget, calibrated
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer.trainer import FederatedTrainer
 
 _log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class CentralDP(FederatedCallback):
     # Before the run.
 
     def setup(  # type: ignore[override]
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, stage: str
+        self, trainer: Run, algorithm: FederatedAlgorithm, stage: str
     ) -> None:
         """Refuse what the analysis does not cover."""
         if trainer.privacy is not self:
@@ -134,7 +134,7 @@ class CentralDP(FederatedCallback):
             )
 
     def on_fit_start(  # type: ignore[override]
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm
+        self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
         """Calibrate the noise; continue the budget of a checkpoint.
 
@@ -177,7 +177,7 @@ class CentralDP(FederatedCallback):
             )
         trainer.should_stop |= self._is_spent(spent)
 
-    def plan(self, trainer: FederatedTrainer) -> Budget:
+    def plan(self, trainer: Run) -> Budget:
         """The budget of all rounds of a run.
 
         The noise multiplier is 0 where it has to be calibrated.
@@ -198,7 +198,7 @@ class CentralDP(FederatedCallback):
             self.accountant,
         )
 
-    def calibrate(self, trainer: FederatedTrainer) -> Budget:
+    def calibrate(self, trainer: Run) -> Budget:
         """The budget of all rounds of a run, with its noise multiplier."""
         planned = self.plan(trainer)
         return replace(planned, noise_multiplier=self._noise(planned, trainer.max_rounds))
@@ -208,19 +208,20 @@ class CentralDP(FederatedCallback):
             return planned.noise_multiplier
         return calibrated(replace(planned, rounds=rounds), self.epsilon, self.delta)
 
-    def draw_cohort(self, trainer: FederatedTrainer) -> list[int]:
+    def draw_cohort(self, trainer: Run, index: int) -> list[int]:
         """The clients of a round, in drawn order.
 
         In a deployment nobody can compute them from the seed.
 
         Args:
-            trainer: The trainer, in the round.
+            trainer: The run.
+            index: The round.
         """
         seed = secrets.randbits(60) if self._secret else trainer.seed
         clients, size = trainer.datamodule.num_clients, trainer.cohort_size
         if self.sampling == "fixed":
-            return sampling.cohort(seed, trainer.round_index, clients, size)
-        rng = sampling.rng(seed, "cohort", trainer.round_index)
+            return sampling.cohort(seed, index, clients, size)
+        rng = sampling.rng(seed, "cohort", index)
         drawn = rng.permutation(np.flatnonzero(rng.random(clients) < size / clients))
         return [int(client) for client in drawn]
 
@@ -262,9 +263,7 @@ class CentralDP(FederatedCallback):
         )
         return replace(update, parameters=parameters, buffers=buffers)
 
-    def combine(
-        self, updates: Iterable[ClientUpdate], trainer: FederatedTrainer
-    ) -> Iterator[ClientUpdate]:
+    def combine(self, updates: Iterable[ClientUpdate], trainer: Run) -> Iterator[ClientUpdate]:
         """One update in place of a round's updates: the model plus the noisy mean, also if nobody
         has trained.
 
@@ -319,9 +318,7 @@ class CentralDP(FederatedCallback):
         buffers = {name: mean[name] for name in names.buffers}
         yield ClientUpdate(sampling.SERVER, parameters, buffers, num_samples=1, num_steps=1)
 
-    def _noisy_mean(
-        self, model: State, total: State, scale: float, trainer: FederatedTrainer
-    ) -> State:
+    def _noisy_mean(self, model: State, total: State, scale: float, trainer: Run) -> State:
         """``w + (sum + N(0, scale^2)) / m``; noise can make no variance negative."""
         rng = sampling.rng(trainer.seed, "privacy noise", trainer.round_index)
         mean = {}
@@ -332,9 +329,7 @@ class CentralDP(FederatedCallback):
             mean[name] = new.clamp(min=0) if name.endswith("running_var") else new
         return mean
 
-    def _report(
-        self, trainer: FederatedTrainer, clipped: list[bool], signal: float, noise: float
-    ) -> None:
+    def _report(self, trainer: Run, clipped: list[bool], signal: float, noise: float) -> None:
         assert self._spent is not None
         trainer.log("privacy/epsilon", self._spent.epsilon(self.delta))
         trainer.log("privacy/population", self._spent.clients)
@@ -342,7 +337,7 @@ class CentralDP(FederatedCallback):
         trainer.log("privacy/signal_to_noise", signal / noise if noise else 0.0, float(noise > 0))
 
     def on_round_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """End the run before the round that would spend too much."""
         if (
@@ -386,7 +381,7 @@ class CentralDP(FederatedCallback):
         self._spent = Budget(**state_dict)
 
 
-def uncovered(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> list[str]:
+def uncovered(trainer: Run, algorithm: FederatedAlgorithm) -> list[str]:
     """What central differential privacy does not cover in a run: a sentence with the key and the
     remedy for each.
 

@@ -7,15 +7,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fedssl.data.datamodule import FederatedDataModule
-
-if TYPE_CHECKING:
-    from lightning_fedssl.trainer.trainer import FederatedTrainer
+from lightning_fedssl.run import Run
 
 Settings = dict[str, Any]
 """Numbers, texts and tuples of them by their keys, such as ``model.client_epochs``."""
@@ -39,7 +37,7 @@ LONGEST_TEXT = 200
 """Characters of a value in a table of runs: the clients of every sample are no column."""
 
 
-def settings_of(trainer: FederatedTrainer) -> Settings:
+def settings_of(trainer: Run) -> Settings:
     """The settings of trainer, model and data.
 
     Objects count by their class and their plain attributes.
@@ -77,7 +75,7 @@ def settings_of(trainer: FederatedTrainer) -> Settings:
     return {key: value for key, value in found.items() if key not in _UNIMPORTANT}
 
 
-def table_row_of(trainer: FederatedTrainer) -> dict[str, str | float | bool]:
+def table_row_of(trainer: Run) -> dict[str, str | float | bool]:
     """The settings that distinguish runs in a table of runs, partition and length included.
 
     Lists become texts.

@@ -9,7 +9,6 @@ import logging
 import math
 import platform
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch import Callback
@@ -33,15 +32,10 @@ from lightning_fedssl.callbacks import (
 )
 from lightning_fedssl.data.datamodule import FederatedDataModule, require_federated
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
-from lightning_fedssl.local_training import LocalTraining
-from lightning_fedssl.metrics import Counter, MetricCollector
 from lightning_fedssl.robust.aggregators import why_not_a_mean
+from lightning_fedssl.run import Run
 from lightning_fedssl.state import ServerState
 from lightning_fedssl.trainer import callback_list
-from lightning_fedssl.trainer.evaluation_metrics import EvaluationMetrics
-
-if TYPE_CHECKING:
-    from lightning_fedssl.trainer.trainer import FederatedTrainer
 
 _log = logging.getLogger(__name__)
 
@@ -85,53 +79,13 @@ def refuse_other_classes(model: object, datamodule: object) -> None:
     require_federated(datamodule)
 
 
-def prepare(trainer: FederatedTrainer, stage: str) -> None:
-    """Prepare data, model, optimizers, loggers and callbacks of a command, in this order.
-
-    Args:
-        trainer: The trainer, with the algorithm and the data of the command.
-        stage: The command.
-
-    Raises:
-        ValueError: If keys of trainer, model and data contradict each other.
-    """
-    algorithm, datamodule, fabric = trainer.algorithm, trainer.datamodule, trainer.fabric
-    with fabric.rank_zero_first(local=True):
-        read_data(datamodule, stage)
-    datamodule.to(fabric.device)
-    refuse_unsuitable_data(trainer, stage)
-    if stage == "fit":
-        warn_of_what_costs(trainer)
-    EvaluationMetrics(
-        trainer.metrics, datamodule.num_classes
-    )  # refuses unusable metrics before the first round
-    algorithm.trainer = trainer
-    prepare_model(trainer, algorithm, datamodule)
-    weights = [p for p in algorithm.parameters() if p.requires_grad]
-    trainer.client_optimizer = build_optimizer(
-        algorithm.optimizer_factory, weights, "model.optimizer"
-    )
-    trainer.server_optimizer = build_optimizer(
-        algorithm.server_optimizer_factory, weights, "model.server_optimizer"
-    )
-    if stage == "fit":
-        trainer.folder.begin_run()
-    trainer.folder.open(trainer.default_root_dir, fabric)
-    trainer.set_callbacks(choose_callbacks(trainer, algorithm))
-    watchers = [type(callback).__name__ for callback in trainer.listeners["on_client_batch_end"]]
-    trainer.local_training = LocalTraining(trainer.clients_at_once, watchers)
-    trainer.collector, trainer.counter = MetricCollector(fabric.world_size), Counter()
-    trainer.bytes_of_round = None
-    algorithm.collector = trainer.log
-
-
 def read_data(datamodule: FederatedDataModule, stage: str) -> None:
     """Read and partition the data; a second call does nothing."""
     datamodule.prepare_data()
     datamodule.setup(stage)
 
 
-def refuse_unsuitable_data(trainer: FederatedTrainer, stage: str) -> None:
+def refuse_unsuitable_data(trainer: Run, stage: str) -> None:
     """Refuse to ``fit`` on data that the algorithm or the trainer cannot train on.
 
     Raises:
@@ -140,8 +94,6 @@ def refuse_unsuitable_data(trainer: FederatedTrainer, stage: str) -> None:
     algorithm, datamodule = trainer.algorithm, trainer.datamodule
     if stage != "fit":
         return
-    if trainer.draws_all_of_few:
-        trainer.clients_per_round = min(10, datamodule.num_clients)
     if trainer.selected > datamodule.num_clients:
         over = (
             f" (with trainer.faults.over_selection: {trainer.selected})"
@@ -174,7 +126,7 @@ def refuse_unsuitable_data(trainer: FederatedTrainer, stage: str) -> None:
     algorithm.check_data(datamodule)
 
 
-def warn_of_what_costs(trainer: FederatedTrainer) -> None:
+def warn_of_what_costs(trainer: Run) -> None:
     """Warn of clients without images, of few validation images, and of bfloat16 on a processor that
     emulates it.
     """
@@ -232,7 +184,7 @@ def build_model(algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) 
 
 
 def prepare_model(
-    trainer: FederatedTrainer, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule
+    trainer: Run, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule
 ) -> None:
     """Build the network for the data, and put it and the global model on the device."""
     fabric = trainer.fabric
@@ -246,7 +198,9 @@ def prepare_model(
     algorithm.server.to(fabric.device)  # an earlier command may have run on another device
 
 
-def choose_callbacks(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> list[Callback]:
+def choose_callbacks(
+    trainer: Run, algorithm: FederatedAlgorithm, given: Sequence[Callback]
+) -> list[Callback]:
     """The user's callbacks, those that the algorithm needs, and the defaults."""
     needed = callback_list.as_list(algorithm.configure_callbacks())
     if has_static_batch_norm(algorithm):
@@ -270,7 +224,7 @@ def choose_callbacks(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -
         defaults.append(ParticipationPlot())
     if not trainer.fast_dev_run:
         defaults.append(FederatedCheckpoint())
-    return callback_list.choose(trainer.given_callbacks, needed, defaults)
+    return callback_list.choose(given, needed, defaults)
 
 
 def build_optimizer(factory: OptimizerCallable, weights: Sequence[Tensor], key: str) -> Optimizer:

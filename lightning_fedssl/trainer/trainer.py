@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABCMeta
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
@@ -17,32 +18,32 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
 from torch import Tensor
-from torch.optim import Optimizer
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data.datamodule import FederatedDataModule
-from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.distributed import collectives
 from lightning_fedssl.local_training import LocalTraining, stack_size
-from lightning_fedssl.metrics import Counter, MetricCollector, as_tensors
+from lightning_fedssl.metrics import Counter, MetricCollector
 from lightning_fedssl.robust.aggregators import Aggregator
 from lightning_fedssl.robust.attacks import Attack
-from lightning_fedssl.state import Direction, ServerState, frozen_state, load_state
-from lightning_fedssl.system import Faults, Outcome, SystemModel
+from lightning_fedssl.round import Round
+from lightning_fedssl.run import Run
+from lightning_fedssl.state import ServerState, frozen_state, load_state
+from lightning_fedssl.storage.run_folder import RunFolder
+from lightning_fedssl.system import Faults, SystemModel
 from lightning_fedssl.trainer import (
     callback_list,
     checkpointing,
     evaluation,
     fit_loop,
+    labels_alone,
     launch,
     setup,
 )
-from lightning_fedssl.trainer.evaluation_metrics import MetricFactory, MetricName
-from lightning_fedssl.trainer.federation import Federation
+from lightning_fedssl.trainer.evaluation_metrics import EvaluationMetrics, MetricFactory, MetricName
+from lightning_fedssl.trainer.federation import SimulatedFederation
 from lightning_fedssl.trainer.privacy import CentralDP
-from lightning_fedssl.trainer.run_folder import RunFolder
 from lightning_fedssl.trainer.settings import table_row_of
 
 _DTYPES = {"64-true": torch.float64, "16-true": torch.float16, "bf16-true": torch.bfloat16}
@@ -61,14 +62,8 @@ _LIGHTNINGS_KEYS = {
 }
 """Keys of Lightning's trainer, and what to give instead."""
 
-BYTES: dict[Direction, str] = {
-    "down": "communication/download_bytes",
-    "up": "communication/upload_bytes",
-}
-"""The scalar that counts the bytes of each direction."""
 
-
-class _NamesKeys(type):
+class _NamesKeys(ABCMeta):
     """Refuses keys of Lightning's trainer that have other names here.
 
     The command line reads the constructor alone.
@@ -82,7 +77,7 @@ class _NamesKeys(type):
         return super().__call__(*arguments, **keys)
 
 
-class FederatedTrainer(metaclass=_NamesKeys):
+class FederatedTrainer(Run, metaclass=_NamesKeys):
     """Simulates a federation: draws the clients of each round, lets the algorithm train, evaluates,
     logs and saves.
 
@@ -150,64 +145,7 @@ class FederatedTrainer(metaclass=_NamesKeys):
             otherwise an error names what differs.
         enable_progress_bar: Print one line per round, and the result.
         default_root_dir: Where runs are written; the current folder if left out.
-
-    Attributes:
-        fabric: Precision, device and ranks.
-        dtype: The type of the weights and of the images that the network receives.
-        seed: The seed of every random number of the run.
-        algorithm: The algorithm of the command; its module is the working module.
-        datamodule: The data and their partition.
-        callbacks: The callbacks of the run, in the order in which they are called.
-        listeners: By the name of each hook, the callbacks that override it.
-        ckpt_path: The checkpoint that the command resumes or evaluates; None if there is none.
-        round_index: The round, from 1; before the first 0, or the round of the checkpoint that the
-            run resumes.
-        cohort: The clients of this round, in drawn order, the same on every rank.
-        participation: What became of each selected client, in drawn order, the same on every rank.
-            Of this round from ``on_global_model`` on, before that of the round before. Empty if no
-            client was trained.
-        step_work: With ``system``, what a step of each client of this rank computes, in plain
-            steps.
-        total_bytes: Bytes that clients received and sent in all rounds.
-        should_stop: Whether the run ends after this round; a callback may set it, on any rank. A
-            callback that sets it in ``on_fit_start`` or ``on_train_start`` of a run that resumes
-            ends that run at once.
-        stopped_by: The number of the signal that has ended the run after a round; 0 for none.
-        callback_metrics: The last value of every scalar, by name.
-        metric_values: The last value of every evaluation metric, by name, such as the matrix
-            ``val/confusion_matrix``.
-        metric_rounds: The round of the model that ``val`` and ``test`` have evaluated last.
-        predictions: Class probabilities of the last ``predict``, ``(test images, classes)``.
-        predictions_file: The file that they were written to.
-        state: Lightning's name for the command, and whether it runs, was interrupted or has
-            finished.
-        client_optimizer: The optimizer of the clients' steps.
-        server_optimizer: The optimizer of the server's steps.
-        local_training: Trains the clients of a round.
-        collector: The weighted means of this round.
-        counter: The sums of this round.
-        lr_factor: The schedule's larger factor of the learning rate of this round and the next one;
-            at most 1.
-        bytes_of_round: What clients received and sent in the last round of this command; None
-            before it.
     """
-
-    seed: int
-    algorithm: FederatedAlgorithm
-    datamodule: FederatedDataModule
-    client_optimizer: Optimizer
-    server_optimizer: Optimizer
-    local_training: LocalTraining
-    collector: MetricCollector
-    counter: Counter
-    lr_factor: float
-    bytes_of_round: dict[str, float] | None
-
-    # Lightning's callbacks read these.
-    sanity_checking = False
-    val_check_interval = 1.0
-    num_val_batches = (1,)
-    received_sigterm = False
 
     def __init__(
         self,
@@ -237,10 +175,8 @@ class FederatedTrainer(metaclass=_NamesKeys):
         enable_progress_bar: bool = True,
         default_root_dir: str | Path | None = None,
     ) -> None:
-        self.draws_all_of_few = clients_per_round is None
-        clients_per_round = 10 if clients_per_round is None else clients_per_round
         self.max_rounds = 1 if fast_dev_run else max_rounds
-        self.clients_per_round = clients_per_round
+        self.given_clients_per_round = clients_per_round
         self.clients_at_once = clients_at_once
         self.precision = precision
         self.dtype = _DTYPES.get(precision, torch.float32)
@@ -265,9 +201,8 @@ class FederatedTrainer(metaclass=_NamesKeys):
         self.given_callbacks = callback_list.usable(callback_list.as_list(callbacks))
         self.set_callbacks(self.given_callbacks)
         self.folder = RunFolder(logger, writes=not fast_dev_run)
-        self.ckpt_path: Path | None = None
+        self.ckpt_path = None
         self.state = TrainerState()
-        self.make_federation: Callable[[FederatedTrainer], Federation] = Federation
         self._ranks_exist = False
         self.reset()
 
@@ -297,21 +232,6 @@ class FederatedTrainer(metaclass=_NamesKeys):
                 "SystemModel, or leave the deadline out"
             )
 
-    def reset(self) -> None:
-        """Set what callbacks can read to what it is before the first round."""
-        self.round_index = 0
-        self.cohort: list[int] = []
-        self.participation: Mapping[int, Outcome] = {}
-        self.step_work: dict[int, float] = {}
-        self.total_bytes = 0.0
-        self.should_stop = False
-        self.stopped_by = 0
-        self.callback_metrics: dict[str, Tensor] = {}
-        self.metric_values: dict[str, Tensor] = {}
-        self.metric_rounds: dict[str, int] = {}
-        self.predictions: Tensor | None = None
-        self.predictions_file: str | None = None
-
     def set_callbacks(self, callbacks: Sequence[Callback]) -> None:
         """Call the hooks of these callbacks from now on, in this order."""
         self.callbacks = list(callbacks)
@@ -331,6 +251,7 @@ class FederatedTrainer(metaclass=_NamesKeys):
         model: FederatedAlgorithm,
         datamodule: FederatedDataModule,
         ckpt_path: str | Path | None = None,
+        federation: Callable[[Run], SimulatedFederation] = SimulatedFederation,
     ) -> None:
         """Train for ``max_rounds`` rounds, then test the last model.
 
@@ -342,8 +263,9 @@ class FederatedTrainer(metaclass=_NamesKeys):
             datamodule: The data and their partition.
             ckpt_path: The checkpoint to resume: a path, or ``last`` or ``best`` of the newest run
                 below ``default_root_dir``.
+            federation: Makes what the algorithm may ask of the run: a simulation, or a deployment.
         """
-        self._run("fit", model, datamodule, ckpt_path)
+        self._run("fit", model, datamodule, ckpt_path, federation)
 
     def validate(
         self,
@@ -406,6 +328,7 @@ class FederatedTrainer(metaclass=_NamesKeys):
         model: FederatedAlgorithm,
         datamodule: FederatedDataModule,
         ckpt_path: str | Path | None,
+        federation: Callable[[Run], SimulatedFederation] = SimulatedFederation,
     ) -> dict[str, float]:
         """Run a command on all ranks."""
         setup.refuse_other_classes(model, datamodule)
@@ -417,7 +340,7 @@ class FederatedTrainer(metaclass=_NamesKeys):
             setup.read_data(datamodule, stage)
             setup.refuse_unsuitable_data(self, stage)
         arguments, launched = (
-            (self, stage, model, datamodule),
+            (self, stage, model, datamodule, federation),
             cast(Callable[..., Any], self.fabric.launch),
         )
         with (
@@ -460,6 +383,45 @@ class FederatedTrainer(metaclass=_NamesKeys):
             "callbacks": checkpointing.states_of(self.callbacks),
         }
 
+    def prepare(
+        self, model: FederatedAlgorithm, datamodule: FederatedDataModule, stage: str
+    ) -> None:
+        """Prepare data, model, optimizers, loggers and callbacks of a command, in this order.
+
+        Args:
+            model: The algorithm.
+            datamodule: The data.
+            stage: The command.
+
+        Raises:
+            ValueError: If keys of trainer, model and data contradict each other.
+        """
+        self.seed, self.algorithm, self.datamodule = sampling.global_seed(), model, datamodule
+        with self.fabric.rank_zero_first(local=True):
+            setup.read_data(datamodule, stage)
+        datamodule.to(self.fabric.device)
+        setup.refuse_unsuitable_data(self, stage)
+        if stage == "fit":
+            setup.warn_of_what_costs(self)
+        EvaluationMetrics(self.metrics, datamodule.num_classes)  # refuses unusable ones at once
+        model.trainer = self
+        setup.prepare_model(self, model, datamodule)
+        weights = [p for p in model.parameters() if p.requires_grad]
+        self.client_optimizer, self.server_optimizer = (
+            setup.build_optimizer(factory, weights, key)
+            for key, factory in {
+                "model.optimizer": model.optimizer_factory,
+                "model.server_optimizer": model.server_optimizer_factory,
+            }.items()
+        )
+        if stage == "fit":
+            self.folder.begin_run()
+        self.folder.open(self.default_root_dir, self.fabric)
+        self.set_callbacks(setup.choose_callbacks(self, model, self.given_callbacks))
+        watchers = [type(callback).__name__ for callback in self.listeners["on_client_batch_end"]]
+        self.local_training = LocalTraining(self.clients_at_once, watchers)
+        self.collector, self.counter = MetricCollector(self.world_size), Counter()
+
     def _adopt(
         self,
         stage: str,
@@ -471,6 +433,7 @@ class FederatedTrainer(metaclass=_NamesKeys):
         algorithm.
         """
         self.seed, self.algorithm, self.datamodule = sampling.global_seed(), model, datamodule
+        self.enter(Round(outcome.pop("round_index"), self.max_rounds))
         setup.read_data(datamodule, stage)
         setup.build_model(model, datamodule)
         model.to(self.dtype)
@@ -488,204 +451,34 @@ class FederatedTrainer(metaclass=_NamesKeys):
         checkpointing.restore(self.callbacks, states)
         vars(self).update(outcome)
 
-    # What callbacks and the functions of a run may do.
-
-    def call(self, hook: str, *arguments: Any) -> None:
-        """Call a hook of the callbacks that override it; see :meth:`notify`."""
-        for callback in self.listeners[hook]:
-            self.notify(callback, hook, *arguments)
-
     def notify(self, callback: Callback, hook: str, *arguments: Any) -> None:
-        """Call a hook of one callback.
-
-        Its first two arguments are the trainer and the algorithm; Lightning's own callbacks get the
-        user's LightningModule where the algorithm trains one.
-        """
+        """See :class:`~lightning_fedssl.run.Run`."""
         ours = isinstance(callback, FederatedCallback)
         module = self.algorithm if ours else self.algorithm.lightning_module
         getattr(callback, hook)(self, module, *arguments)
 
-    def log(self, name: str, value: Any, weight: float | Tensor = 1.0) -> None:
-        """Add a value to the round's weighted mean of a scalar, over all ranks.
-
-        A client's counts if it is accepted.
-
-        Args:
-            name: The scalar.
-            value: A number, or a tensor without dimensions.
-            weight: The weight of the value.
-        """
-        self.collector.update(name, value, weight, self.algorithm.clients.staging)
-
-    def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order, on every rank; every rank must call it."""
-        return collectives.gather(self.fabric, value)
-
-    def local_data(self, party: int) -> LocalData:
-        """What a client, or the server (``sampling.SERVER``), may train on in this round."""
-        return self.datamodule.local_data(party, self.round_index, self.dtype)
-
-    def draw_cohort(self) -> list[int]:
-        """The clients of this round, in drawn order, the same on every rank."""
-        if self.privacy is not None:
-            return self.privacy.draw_cohort(self)
-        return sampling.cohort(
-            self.seed, self.round_index, self.datamodule.num_clients, self.cohort_size
-        )
-
-    def drops_out(self, client: int) -> bool:
-        """Whether a client, selected or not, cannot send anything in this round."""
-        availability = self.faults.availability
-        return availability is not None and availability.drops_out(
-            self.seed, self.round_index, client
-        )
-
-    def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
-        """Count tensors that a client receives (``down``) or sends (``up``), and report them to the
-        callbacks.
-
-        Args:
-            client: The client.
-            direction: ``down`` to the client or ``up`` to the server.
-            sizes: Bytes of each tensor by its name.
-        """
-        self.counter.add(BYTES[direction], sum(sizes.values()))
-        self.call("on_transfer", client, direction, sizes)
-
-    def log_metrics(self, metrics: dict[str, float]) -> None:
-        """Give the scalars of a round or an evaluation to the loggers and to
-        ``callback_metrics``.
-        """
-        self.callback_metrics.update(as_tensors(metrics))
-        evaluated = {"val", "test"} & {name.partition("/")[0] for name in metrics}
-        self.metric_rounds |= dict.fromkeys(sorted(evaluated), self.round_index)
-        self.folder.log_metrics(metrics, self.round_index)
-
     def save_checkpoint(
         self, path: str | Path, weights_only: bool | None = None, storage_options: Any = None
     ) -> None:
-        """Write a checkpoint, completely or not at all; every rank must call it, rank 0 writes.
-
-        Args:
-            path: The file.
-            weights_only: Leave out the clients' states, such as their optimizers' momentum. A run
-                whose clients have states cannot be resumed from such a checkpoint.
-            storage_options: Accepted for Lightning's callbacks and not used.
-        """
+        """See :class:`~lightning_fedssl.run.Run`."""
         if self.is_global_zero and not self.fast_dev_run:
             checkpointing.save(self, Path(path), bool(weights_only))
         self.fabric.barrier()
 
     def save_model(self, folder: str | Path) -> None:
-        """Write ``model.safetensors`` and ``model.json``; every rank must call it, rank 0 writes.
-
-        Args:
-            folder: The folder; it is made.
-        """
+        """See :class:`~lightning_fedssl.run.Run`."""
         if self.is_global_zero and not self.fast_dev_run:
             checkpointing.save_model(self, Path(folder))
         self.fabric.barrier()
 
-    # What follows from the keys and the round.
-
-    @property
-    def selected(self) -> int:
-        """Clients that the server selects in a round."""
-        return self.faults.selected(self.clients_per_round)
-
-    @property
-    def cohort_size(self) -> int:
-        """Clients drawn in a round; ``fast_dev_run`` draws two."""
-        return min(self.selected, 2) if self.fast_dev_run else self.selected
-
-    @property
-    def max_steps(self) -> int | None:
-        """Steps per party and phase at most; None for no limit."""
-        return 1 if self.fast_dev_run else None
-
-    @property
-    def evaluates_now(self) -> bool:
-        """Whether this round ends with an evaluation of the global model, on validation or test
-        images.
-        """
-        due = (
-            self.datamodule.has_validation and self.round_index % self.check_val_every_n_rounds == 0
-        )
-        return due or self.round_index == self.max_rounds
-
-    @property
-    def client_lr(self) -> float:
-        """The learning rate of the clients' steps: this round's, or the present step's if it
-        changes at every step.
-        """
-        return float(self.client_optimizer.param_groups[0]["lr"])
+    def train_labels_alone(self, steps: int, folder: str) -> dict[str, float]:
+        """See :class:`~lightning_fedssl.run.Run`."""
+        return labels_alone.train(self, type(self), steps, folder)
 
     @property
     def table_row(self) -> dict[str, str | float | bool]:
-        """The settings of trainer, data and model by their keys,
-        flattened: ``model.optimizer.lr``.
-        """
+        """See :class:`~lightning_fedssl.run.Run`."""
         return table_row_of(self)
-
-    # Ranks and files, and Lightning's names.
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this is rank 0, which alone writes files and prints."""
-        return self.fabric.is_global_zero
-
-    @property
-    def global_rank(self) -> int:
-        """The number of this rank, from 0."""
-        return self.fabric.global_rank
-
-    @property
-    def world_size(self) -> int:
-        """The number of ranks."""
-        return self.fabric.world_size
-
-    @property
-    def strategy(self) -> Strategy:
-        """Fabric's strategy."""
-        return self.fabric.strategy
-
-    @property
-    def loggers(self) -> list[Logger]:
-        """The loggers of the run."""
-        return self.folder.loggers
-
-    @property
-    def logger(self) -> Logger | None:
-        """The first logger."""
-        return self.loggers[0] if self.loggers else None
-
-    @property
-    def log_dir(self) -> str | None:
-        """The folder of the run, the same on every rank once the run has begun.
-
-        None without loggers.
-        """
-        return self.folder.log_dir
-
-    @property
-    def current_epoch(self) -> int:
-        """Rounds before this one: Lightning counts epochs from 0."""
-        return max(self.round_index - 1, 0)
-
-    @property
-    def global_step(self) -> int:
-        """The round."""
-        return self.round_index
-
-    @property
-    def max_epochs(self) -> int:
-        """The length of the run in rounds."""
-        return self.max_rounds
-
-    @property
-    def check_val_every_n_epoch(self) -> int:
-        """Lightning's name for ``check_val_every_n_rounds``."""
-        return self.check_val_every_n_rounds
 
 
 def run_command(
@@ -694,6 +487,7 @@ def run_command(
     stage: str,
     model: FederatedAlgorithm,
     datamodule: FederatedDataModule,
+    make_federation: Callable[[Run], SimulatedFederation],
     report: launch.Report,
 ) -> dict[str, float]:
     """Run a command on this rank.
@@ -704,25 +498,26 @@ def run_command(
         stage: The command.
         model: The algorithm.
         datamodule: The data.
+        make_federation: Makes what the algorithm may ask of the run.
         report: What the calling process learns.
 
     Returns:
         The scalars of the evaluation.
     """
-    trainer.fabric, trainer.algorithm, trainer.datamodule = fabric, model, datamodule
-    trainer.seed = sampling.global_seed()
+    trainer.fabric = fabric
     trainer.state = TrainerState(TrainerStatus.RUNNING, *_STATES[stage])
     with report.by(fabric, trainer.outcome), _removing_unused_folder(trainer):
-        setup.prepare(trainer, stage)
-        federation = model.federation = trainer.make_federation(trainer)
+        trainer.prepare(model, datamodule, stage)
+        federation = model.federation = make_federation(trainer)
         trainer.call("setup", stage)
         trainer.folder.log_hyperparams(dict(model.hparams))
-        with _closing(trainer, stage):
-            metrics = (
-                fit_loop.fit(trainer, federation, report.begin)
-                if stage == "fit"
-                else evaluation.run_command(trainer, stage)
-            )
+        with _closing(trainer, stage), model.scalars.redirected(trainer.log):
+            if stage == "fit":
+                metrics = fit_loop.fit(trainer, federation, report.begin)
+            else:
+                metrics = evaluation.run_command(trainer, stage)
+            if stage == "predict":
+                trainer.predictions, trainer.predictions_file = evaluation.predict(trainer)
         if trainer.state.status == TrainerStatus.RUNNING:
             trainer.state.status = TrainerStatus.FINISHED
     return metrics
@@ -748,5 +543,4 @@ def _closing(trainer: FederatedTrainer, stage: str) -> Iterator[None]:
         raise
     finally:
         trainer.folder.finalize(outcome)
-        trainer.algorithm.collector = None
         trainer.call("teardown", stage)

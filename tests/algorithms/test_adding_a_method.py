@@ -23,7 +23,7 @@ from lightning_fedssl.cli import main
 from lightning_fedssl.local_work import labeled_work
 from lightning_fedssl.models import CNN
 from tests.local_training.helpers import Federation, assert_agree, clients_of
-from tests.toy import ToyData, assert_same, labeled_clients, stand_in, toy_fedavg, toy_semifl, toy_trainer, weights
+from tests.toy import ToyData, assert_same, labeled_clients, toy_fedavg, toy_round, toy_semifl, toy_trainer, weights
 from tests.trainer.helpers import StopAfter
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -149,7 +149,7 @@ def test_stacked_clients_equal_sequential_ones(which: str, scaffold: ModuleType,
         algorithm = make(vars({"scaffold": scaffold, "own_threshold": own_threshold}[which])[CLASSES[which]])
         algorithm.clients.put(1, "threshold", {"value": torch.tensor(0.36, dtype=torch.float64)})
         federation = Federation(algorithm)
-        algorithm.federation = stand_in()
+        algorithm.current_round = toy_round()
         algorithm.on_round_start()
         algorithm.clients.put(1, "c", {name: 0.1 * p for name, p in algorithm.server.parameters.items()})
         results.append(federation.train(clients_of(), at_once))

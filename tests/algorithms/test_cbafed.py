@@ -10,7 +10,7 @@ import torch
 
 from lightning_fedssl.state import ServerState
 from tests.algorithms.helpers import fitted, fully_labeled, toy_cbafed
-from tests.toy import labeled_clients, stand_in, toy_fedavg
+from tests.toy import labeled_clients, toy_fedavg, toy_round
 
 
 def test_thresholds_and_rare_classes_by_hand() -> None:
@@ -18,9 +18,9 @@ def test_thresholds_and_rare_classes_by_hand() -> None:
     algorithm = toy_cbafed(threshold=0.5, threshold_cap=0.58, rare_share=0.05)
     algorithm.configure_model()
     algorithm.server = ServerState.of(algorithm, algorithm.local_modules)
-    algorithm.federation = stand_in(round_index=1)
+    algorithm.current_round = toy_round(index=1)
     assert not {"classes.threshold", "classes.rare"} & algorithm.broadcast(0).keys()
-    algorithm.federation = stand_in(round_index=2)
+    algorithm.current_round = toy_round(index=2)
     algorithm.server.extra["counts"] = {"0": torch.tensor([1.0, 1.0, 2.0]), "3": torch.tensor([0.0, 2.0, 4.0])}
     share = torch.tensor([0.03, 0.09, 0.18])
     std = ((share - 0.1).square().sum() / 2).sqrt()

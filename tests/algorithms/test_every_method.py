@@ -52,7 +52,7 @@ from tests.algorithms.helpers import (
     toy_pseudo_label,
     toy_shvr,
 )
-from tests.toy import ToyData, assert_same, labeled_clients, stand_in, toy_trainer, weights
+from tests.toy import ToyData, assert_same, labeled_clients, toy_round, toy_trainer, weights
 
 DEVICES = SystemModel([Device("a", 1.0, 0.1)])
 SUPERVISED = ("fedavg", "supervised", "easgd", "overlap_sgd", "data_sharing")
@@ -123,7 +123,7 @@ def test_a_client_trains_alike_alone_and_after_others(method: str) -> None:
         algorithm.check_data(data)
         algorithm.configure_model()
         algorithm.server = ServerState.of(algorithm, algorithm.local_modules)
-        algorithm.federation = stand_in()
+        algorithm.current_round = toy_round()
         for k in range(4) if method == "fed_shvr" else ():
             algorithm.clients.put(k, "control", {n: 0.01 * k * p for n, p in algorithm.server.parameters.items()})
         clients = [data.local_data(k, 1) for k in order]

@@ -25,7 +25,7 @@ from lightning_fedssl.functional.pseudo_labels import sharpen
 from lightning_fedssl.local_work import LocalWork, local_steps, paired_work
 from lightning_fedssl.state import ClientUpdate, ServerState
 from tests.algorithms.helpers import Given, fitted, plain_sgd, toy_shvr, uneven_clients
-from tests.toy import ToyData, assert_same, stand_in, toy_fedavg, toy_trainer
+from tests.toy import ToyData, assert_same, toy_fedavg, toy_round, toy_trainer
 
 # The rules, by hand.
 
@@ -49,7 +49,7 @@ def send(
     algorithm: FedSHVR, results: dict[int, float], taus: dict[int, int], sizes: dict[int, int], eta: float
 ) -> None:
     """One round's end, with these weights coming back."""
-    algorithm.federation = stand_in(client_lr=eta)
+    algorithm.current_round = toy_round(client_lr=eta)
     updates = [
         ClientUpdate(k, {"network.w": torch.tensor(w, dtype=torch.float64)}, {}, sizes[k], taus[k])
         for k, w in results.items()
@@ -184,7 +184,7 @@ def started(algorithm: FedSHVR, data: ToyData, client: int = 0) -> tuple[LocalWo
     data.setup()
     algorithm.configure_model()
     algorithm.server = ServerState.of(algorithm)
-    algorithm.federation = stand_in()
+    algorithm.current_round = toy_round()
     local = data.local_data(client, 1)
     return algorithm.on_client_start(local), local
 

@@ -21,7 +21,7 @@ from lightning_fedssl.models import CNN
 from lightning_fedssl.models.decomposed import Decomposed
 from lightning_fedssl.state import ClientUpdate, ServerState
 from tests.algorithms.helpers import fitted, mixed_clients, plain_sgd, toy_fedmatch, toy_fixmatch
-from tests.toy import ToyData, assert_same, stand_in, toy_fedavg, toy_trainer, weights
+from tests.toy import ToyData, assert_same, toy_fedavg, toy_round, toy_trainer, weights
 
 
 def ready(algorithm: FedMatch, data: ToyData | None = None) -> tuple[FedMatch, ToyData]:
@@ -30,7 +30,7 @@ def ready(algorithm: FedMatch, data: ToyData | None = None) -> tuple[FedMatch, T
     algorithm.check_data(data)
     algorithm.configure_model()
     algorithm.server = ServerState.of(algorithm)
-    algorithm.federation = stand_in()
+    algorithm.current_round = toy_round()
     return algorithm, data
 
 
@@ -53,7 +53,7 @@ def one_weight(**kwargs: Any) -> FedMatch:
     algorithm = FedMatch(network=One, num_classes=2, in_shape=(1, 1, 1), **kwargs)
     algorithm.network = Decomposed(One(), variance_scaling=False)
     algorithm.server = ServerState.of(algorithm)
-    algorithm.federation = stand_in()
+    algorithm.current_round = toy_round()
     return algorithm
 
 
@@ -141,7 +141,7 @@ def test_small_changes_are_not_sent_and_only_trained_parts_are(location: Any) ->
 def test_only_entries_that_moved_by_more_than_the_threshold_are_announced_again() -> None:
     algorithm = one_weight(delta_threshold=0.25)
     for number, values in enumerate(([0.0, 0.0, 0.0], [0.0, 0.25, 0.5], [0.25, 0.5, 0.5]), start=1):
-        algorithm.federation = stand_in(round_index=number)
+        algorithm.current_round = toy_round(index=number)
         algorithm.announce({"w": torch.tensor(values)})
     announced, since = (state["w"].tolist() for state in algorithm.server.extra.values())
     assert (announced, since) == ([0.0, 0.5, 0.5], [0, 3, 2])

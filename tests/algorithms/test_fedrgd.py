@@ -18,12 +18,12 @@ from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 from lightning_fedssl.schedules import FractionalCosine
 from lightning_fedssl.state import ClientUpdate, ServerState
 from tests.algorithms.helpers import HandData, hand_gradient, toy_rgd
-from tests.toy import Line, ToyData, assert_same, stand_in, toy_trainer
+from tests.toy import Line, ToyData, assert_same, toy_round, toy_trainer
 
 
 def start_round(algorithm: SlotAlgorithm, cohort: list[int], round_index: int = 1) -> None:
     """Start a round without a trainer: the clients of this cohort take their slots."""
-    algorithm.federation = stand_in(cohort=cohort, clients_per_round=len(cohort), round_index=round_index)
+    algorithm.current_round = toy_round(cohort=cohort, clients_per_round=len(cohort), index=round_index)
     algorithm.on_round_start()
 
 

@@ -19,7 +19,7 @@ from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import CNN
 from lightning_fedssl.state import ClientUpdate, ServerState
 from tests.algorithms.helpers import HandData, hand_gradient, toy_fl2
-from tests.toy import Line, ToyData, Transfers, assert_same, stand_in, toy_semifl, toy_trainer, weights
+from tests.toy import Line, ToyData, Transfers, assert_same, toy_round, toy_semifl, toy_trainer, weights
 
 
 def started(algorithm: FL2, client: int = 0) -> LocalWork:
@@ -27,7 +27,7 @@ def started(algorithm: FL2, client: int = 0) -> LocalWork:
     data.setup()
     algorithm.configure_model()
     algorithm.server = ServerState.of(algorithm)
-    algorithm.federation = stand_in()
+    algorithm.current_round = toy_round()
     return algorithm.on_client_start(data.local_data(client, 1))
 
 
@@ -145,11 +145,11 @@ def test_every_part_changes_the_result(tmp_path: Path, off: dict[str, Any]) -> N
 def test_pretraining_draws_other_batches_than_the_rounds() -> None:
     algorithm, theirs, data = toy_fl2(pretrain_epochs=1, server_epochs=1), toy_semifl(server_epochs=1), ToyData()
     data.setup()
-    algorithm.federation = stand_in(round_index=1)
+    algorithm.current_round = toy_round(index=1)
     pretraining, first = (algorithm.on_server_start(data.local_data(-1, phase)).batch(0)["x"] for phase in (1, 2))
     assert torch.equal(first, theirs.on_server_start(data.local_data(-1, 1)).batch(0)["x"])
     assert not torch.equal(pretraining, first)
-    algorithm.federation = stand_in(round_index=2)
+    algorithm.current_round = toy_round(index=2)
     second = algorithm.on_server_start(data.local_data(-1, 2)).batch(0)["x"]
     assert torch.equal(second, theirs.on_server_start(data.local_data(-1, 2)).batch(0)["x"])
 

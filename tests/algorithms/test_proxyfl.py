@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from lightning_fedssl.algorithms import ProxyFL
 from lightning_fedssl.algorithms.proxyfl import indecisive_categories_loss
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.round import Round
 from lightning_fedssl.state import ClientUpdate, ServerState
 from tests.algorithms.helpers import mixed_clients, toy_proxyfl
 
@@ -49,7 +49,7 @@ def test_the_contrastive_loss_is_that_of_each_image_by_itself() -> None:
 def test_a_step_of_the_tuning_by_hand() -> None:
     """Two clients, two classes, rows of one number; all rows in one step of rate 0.5."""
     algorithm = ProxyFL(network=nn.Identity, proxy_epochs=1, proxy_batch_size=4, proxy_lr=0.5)
-    algorithm.federation = SimpleNamespace(round_index=1)  # type: ignore[assignment]
+    algorithm.current_round = Round(1)
     uploaded = torch.tensor([[[0.0], [4.0]], [[2.0], [8.0]]]).double()
     mean = uploaded.mean(dim=0)  # 1 and 6, so the margin is 5
     gradient = [0.0, 0.0]

@@ -650,7 +650,7 @@ class ReplayedRSCFed(RSCFed):
 
     def consensus_weights(self, drawn: Any, models: Any) -> list[float]:
         found = super().consensus_weights(drawn, models)
-        expected = self.recorded["rounds"][str(self.federation.round_index)]["weights"]
+        expected = self.recorded["rounds"][str(self.current_round.index)]["weights"]
         assert found == pytest.approx(expected, abs=1e-12)
         return found
 
@@ -674,7 +674,7 @@ class ReplayedCBAFed(CBAFed):
 
     def broadcast(self, client: int) -> State:
         sent = super().broadcast(client)
-        theirs = self.recorded["rounds"][str(self.federation.round_index)]
+        theirs = self.recorded["rounds"][str(self.current_round.index)]
         if "thresholds" in theirs:
             assert sent["classes.threshold"].tolist() == pytest.approx(theirs["thresholds"], abs=1e-6)
             assert sent["classes.rare"].nonzero().flatten().tolist() == theirs["rare"]
@@ -696,7 +696,7 @@ class ReplayedCBAFed(CBAFed):
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
         sent = super().on_client_end(update)
-        theirs = self.recorded["rounds"][str(self.federation.round_index)]["clients"][str(update.client)]
+        theirs = self.recorded["rounds"][str(self.current_round.index)]["clients"][str(update.client)]
         assert sent.payload["counts"].tolist() == theirs.get("counts", sent.payload["counts"].tolist())
         return sent
 
@@ -742,7 +742,7 @@ class ReplayedFedDB(FedDB):
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
         sent = super().on_client_end(update)
-        theirs = self.recorded["rounds"][str(self.federation.round_index)]["clients"][str(update.client)]
+        theirs = self.recorded["rounds"][str(self.current_round.index)]["clients"][str(update.client)]
         assert sent.payload["p_s"].tolist() == pytest.approx(theirs["p_s_end"], abs=1e-12)
         return sent
 

@@ -12,7 +12,7 @@ import torch
 from lightning_fedssl.functional.averaging import WeightedSum
 from lightning_fedssl.state import ClientUpdate, ServerState
 from tests.algorithms.helpers import fitted, fully_labeled, mixed_clients, toy_rscfed
-from tests.toy import labeled_clients, stand_in, toy_fedavg
+from tests.toy import labeled_clients, toy_fedavg, toy_round
 
 
 def update(client: int, value: float, images: int, labeled: bool = False) -> ClientUpdate:
@@ -39,10 +39,10 @@ def test_the_global_model_is_the_mean_of_the_draws_that_had_an_update() -> None:
     algorithm.configure_model()
     algorithm.server = ServerState({"w": torch.zeros(1)}, {"b": torch.zeros(1)})
     for number, values in enumerate(([1.0], [], [4.0]), start=1):
-        algorithm.federation = stand_in(round_index=number)
+        algorithm.current_round = toy_round(index=number)
         algorithm.aggregate(algorithm.accumulate(update(0, value, 5) for value in values))
         assert algorithm.server.parameters["w"].item() == (2.5 if number == 3 else 0)
-    algorithm.federation = stand_in(round_index=6)
+    algorithm.current_round = toy_round(index=6)
     algorithm.aggregate({"model": WeightedSum()})
     assert algorithm.server.parameters["w"].item() == 2.5
 
@@ -53,7 +53,7 @@ def test_the_teacher_follows_with_a_growing_decay_and_is_kept() -> None:
     data = fully_labeled()
     data.setup()
     algorithm.configure_model()
-    algorithm.server, algorithm.federation = ServerState.of(algorithm, algorithm.local_modules), stand_in()
+    algorithm.server, algorithm.current_round = ServerState.of(algorithm, algorithm.local_modules), toy_round()
     work = algorithm.on_client_start(data.local_data(3, 1))
     batch, weight = work.batch(0), algorithm.network.classifier.weight
     teacher = algorithm.teacher["network"].classifier.weight

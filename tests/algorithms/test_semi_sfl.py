@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,12 +23,13 @@ from lightning_fedssl.data.partition.index_lists import ClientIndices
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.local_training import split_learning
 from lightning_fedssl.local_work import endless_rows
+from lightning_fedssl.metrics import Scalars
 from lightning_fedssl.models import CNN, SVHNCNN, AlexNet
 from lightning_fedssl.models.teacher import tensors_of  # type: ignore[attr-defined]
 from lightning_fedssl.schedules import Constant
 from lightning_fedssl.state import ServerState
 from tests.algorithms.helpers import Silent, toy_fedswitch_sl, toy_semi_sfl
-from tests.toy import ToyData, assert_same, sgd, stand_in, toy_trainer, weights
+from tests.toy import ToyData, assert_same, sgd, toy_round, toy_trainer, weights
 
 
 class Hearer(Silent):
@@ -52,7 +53,8 @@ def ready(algorithm: SplitTraining, data: ToyData, double: bool = True) -> Any:
     algorithm.configure_model()
     algorithm.to(torch.float64 if double else torch.float32)
     algorithm.server = ServerState.of(algorithm)
-    algorithm.federation = stand_in()
+    algorithm.current_round = toy_round()
+    algorithm.federation = cast(Any, Hearer())
     return algorithm
 
 
@@ -159,7 +161,7 @@ def test_a_round_by_hand(tmp_path: Path) -> None:
     expected.algorithm = copy.deepcopy(algorithm)
     trainer.fit(algorithm, data)
     expected.stage_1()
-    expected.stage_2(trainer.cohort)
+    expected.stage_2([*trainer.cohort])
     names = {"network": expected.network, "head": expected.head}
     for prefix, module in {**names, **{f"teacher.{n}": expected.teacher[n] for n in names}}.items():
         for name, value in module.state_dict().items():
@@ -228,7 +230,7 @@ def test_each_client_gets_the_gradient_of_its_own_mean() -> None:
 def test_a_client_s_loss_counts_as_often_as_it_has_seen_images() -> None:
     data = ToyData()
     algorithm, weights_of_losses = ready(toy_semi_sfl(client_steps=4), data), []
-    algorithm.collector = lambda name, value, weight: weights_of_losses.append((name, weight))
+    algorithm.scalars = Scalars(lambda name, value, weight: weights_of_losses.append((name, weight)))
     jointly(algorithm, data, [2, 0])
     assert weights_of_losses == [("client/loss", 4 * 5)] * 2
 
@@ -403,7 +405,7 @@ def test_published_traffic_of_a_client_and_round(
     algorithm = SemiSFL(network=network, split=split, num_classes=10, in_shape=(3, 32, 32))
     algorithm.configure_model()
     algorithm.server = ServerState.of(algorithm)
-    algorithm.federation = stand_in()
+    algorithm.current_round = toy_round()
     broadcast = algorithm.download_sizes(0, algorithm.broadcast(0))
     bottom = sum(p.nbytes for p in algorithm.network.bottom.parameters())
     assert sum(broadcast.values()) == 2 * bottom
@@ -421,7 +423,7 @@ def fedswitch_transfers(beta: float, **kwargs: Any) -> list[tuple[int, str, dict
     algorithm = ready(toy_fedswitch_sl(beta=beta, **kwargs), data)
     assert isinstance(algorithm, FedSwitchSL)
     hearer = Hearer()
-    algorithm.federation = hearer  # type: ignore[assignment]
+    algorithm.federation = cast(Any, hearer)
     _, told = jointly(algorithm, data, [0, 1])
     transfers: list[tuple[int, str, dict[str, int]]] = hearer.transfers + told.transfers
     return transfers
@@ -441,7 +443,7 @@ def test_fedswitch_logs_its_decision() -> None:
     data = ToyData()
     algorithm = ready(toy_fedswitch_sl(beta=0.5), data)
     logged: dict[str, float] = {}
-    algorithm.collector, algorithm.federation = lambda name, value, weight: logged.update({name: value}), Hearer()
+    algorithm.scalars, algorithm.federation = Scalars(lambda name, value, _: logged.update({name: value})), Hearer()
     with torch.no_grad():
         algorithm.network.whole.classifier.weight.zero_()
         algorithm.network.whole.classifier.bias.copy_(torch.tensor([200.0, 0, 0]))

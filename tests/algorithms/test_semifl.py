@@ -15,9 +15,9 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import PseudoLabelQuality
 from lightning_fedssl.functional.averaging import WeightedSum
 from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.run import Run
 from lightning_fedssl.sampling import SERVER
 from lightning_fedssl.state import ServerState
-from lightning_fedssl.trainer import FederatedTrainer
 from tests.algorithms.helpers import HandData, hand_gradient
 from tests.toy import Line, ToyData, assert_same, toy_semifl, toy_trainer, weights
 
@@ -265,16 +265,16 @@ class Phases(FederatedCallback):
         self.seen.append(phase)
         self.starts[phase] = algorithm.network.classifier.bias.detach().clone()
 
-    def on_server_phase_start(self, trainer: FederatedTrainer, algorithm: Any) -> None:
+    def on_server_phase_start(self, trainer: Run, algorithm: Any) -> None:
         self._note("server", algorithm)
 
-    def on_client_phase_start(self, trainer: FederatedTrainer, algorithm: Any) -> None:
+    def on_client_phase_start(self, trainer: Run, algorithm: Any) -> None:
         self.seen.append("clients")
 
-    def on_aggregate(self, trainer: FederatedTrainer, algorithm: Any) -> None:
+    def on_aggregate(self, trainer: Run, algorithm: Any) -> None:
         self.seen.append("aggregate")
 
-    def on_client_end(self, trainer: FederatedTrainer, algorithm: Any, update: Any) -> None:
+    def on_client_end(self, trainer: Run, algorithm: Any, update: Any) -> None:
         self.starts["sent"] = algorithm.server.parameters["network.classifier.bias"].clone()
 
 
@@ -396,7 +396,7 @@ class Returned(FederatedCallback):
     def __init__(self) -> None:
         self.weights: dict[int, dict[str, Tensor]] = {}
 
-    def on_client_end(self, trainer: FederatedTrainer, algorithm: Any, update: Any) -> None:
+    def on_client_end(self, trainer: Run, algorithm: Any, update: Any) -> None:
         self.weights[update.client] = {name: t.clone() for name, t in update.parameters.items()}
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from tests.algorithms.helpers import fitted, mixed_clients, toy_fixmatch, toy_uda
 from tests.algorithms.test_fed_shvr import started
-from tests.toy import ToyData, stand_in
+from tests.toy import ToyData, toy_round
 
 
 def test_loss_by_hand() -> None:
@@ -63,7 +63,7 @@ def test_where_every_labelled_image_is_known_the_labelled_loss_is_zero() -> None
 def test_threshold_of_labelled_images_over_the_rounds(shape: Any, expected: list[float]) -> None:
     algorithm, seen = toy_uda(signal_annealing=shape), []
     for round_index in (1, 2, 4):
-        algorithm.federation = stand_in(round_index=round_index, max_rounds=4)
+        algorithm.current_round = toy_round(index=round_index, max_rounds=4)
         algorithm.on_round_start()
         seen.append(float(algorithm.released))
     assert seen == pytest.approx(expected, abs=1e-4)

@@ -94,7 +94,7 @@ def test_ctrl_c_outside_a_round_ends_with_130(
 def test_a_signal_in_a_round_ends_with_its_code_after_the_round_is_saved(
     folder: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
 ) -> None:
-    def draw_cohort(trainer: FederatedTrainer) -> list[int]:
+    def draw_cohort(trainer: FederatedTrainer, index: int) -> list[int]:
         os.kill(os.getpid(), number)
         return [0, 1]
 

@@ -140,7 +140,8 @@ def server_of(tmp_path: Path, grid: FakeGrid, nodes: Nodes | None = None, **keys
     """A trainer whose clients are at the nodes of a grid."""
     min_clients = keys.pop("min_clients", 1)
     trainer = toy_trainer(tmp_path / "server", **{"logger": False} | keys)
-    trainer.make_federation = partial(DeployedFederation, nodes=nodes or nodes_of(grid), min_clients=min_clients)
+    federation = partial(DeployedFederation, nodes=nodes or nodes_of(grid), min_clients=min_clients)
+    vars(trainer)["fit"] = partial(trainer.fit, federation=federation)
     return trainer
 
 

@@ -160,7 +160,7 @@ def without_client(tmp_path: Path, name: str, client: int, **keys: Any) -> Feder
 
     def poisoned(update: ClientUpdate) -> ClientUpdate:
         update = original(update)
-        if (update.client, algorithm.federation.round_index) != (client, 2):
+        if (update.client, algorithm.current_round.index) != (client, 2):
             return update
         return replace(update, parameters={n: torch.full_like(p, math.nan) for n, p in update.parameters.items()})
 

@@ -22,11 +22,11 @@ from lightning_fedssl.data.augment.views import make_views
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_training import LocalTraining, sequential, vectorized
 from lightning_fedssl.local_work import LocalWork
-from lightning_fedssl.metrics import MetricCollector
+from lightning_fedssl.metrics import MetricCollector, Scalars
 from lightning_fedssl.models import CNN, MLP, ResNet9, WideResNet
 from lightning_fedssl.state import ClientUpdate, ServerState
 from lightning_fedssl.trainer.setup import build_optimizer
-from tests.toy import SPEC, images_of, stand_in
+from tests.toy import SPEC, images_of, toy_round
 
 SIZES = (23, 40, 0, 4, 14)
 """Images per client; in batches of 5: 5 steps (the last of 3 images), 8, none, 1 (of 4) and 3 (the last of 4)."""
@@ -113,7 +113,7 @@ class Federation:
         algorithm.configure_model()
         algorithm.to(dtype)
         algorithm.server = ServerState.of(algorithm)
-        algorithm.federation = stand_in()
+        algorithm.current_round = toy_round()
         self.fabric = Fabric(accelerator="cpu", precision="64-true" if dtype == torch.float64 else "32-true")
         parameters = [p for p in algorithm.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(algorithm.optimizer_factory, parameters, "model.optimizer")
@@ -127,7 +127,7 @@ class Federation:
     ) -> Result:
         """A round of sequential or stacked training, or as ``training`` chooses."""
         result, log = Result(), MetricCollector()
-        self.algorithm.collector = log.update
+        self.algorithm.scalars = Scalars(log.update)
         common = (self.optimizer, self.fabric, result, max_steps)
         if training is not None:
             updates = training.train_clients(self.algorithm, [clients], *common)

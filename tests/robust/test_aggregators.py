@@ -14,7 +14,7 @@ import torch
 from lightning_fedssl.robust.aggregators import why_not_a_mean
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer import GeometricMedian, Krum, Median, MultiKrum, SignFlip, TrimmedMean
-from lightning_fedssl.trainer.federation import Federation
+from lightning_fedssl.trainer.federation import SimulatedFederation
 from tests.algorithms.helpers import METHODS, toy_rgd, toy_semi_sfl
 from tests.toy import ToyData, assert_same, forked, labeled_clients, toy_fedavg, toy_semifl, toy_trainer, weights
 
@@ -71,15 +71,14 @@ def test_rules_agree_with_those_of_flower(clients: int) -> None:
 def test_a_median_in_a_run_is_the_median_of_the_updates_that_clients_sent(tmp_path: Path) -> None:
     sent: list[dict[str, torch.Tensor]] = []
 
-    class Watched(Federation):
+    class Watched(SimulatedFederation):
         def _judged(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
             for update in super()._judged(updates):
                 sent.append({**update.to(torch.device("cpu"), copy=True).parameters})
                 yield update
 
     algorithm, trainer = toy_fedavg(), toy_trainer(tmp_path, max_rounds=1, aggregator=Median())
-    trainer.make_federation = Watched
-    trainer.fit(algorithm, labeled_clients())
+    trainer.fit(algorithm, labeled_clients(), federation=Watched)
     assert len(sent) == 3
     expected = {name: torch.stack([state[name] for state in sent]).median(0).values for name in sent[0]}
     for name, t in expected.items():
@@ -92,7 +91,7 @@ NEED_ONLY_SUMS = {
 }  # fmt: skip
 
 
-class Masked(Federation):
+class Masked(SimulatedFederation):
     """The server gets no single update: pairwise masks, which cancel in the weighted sum, hide each of them."""
 
     def accepted(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
@@ -115,10 +114,9 @@ def test_methods_that_need_only_sums_train_from_masked_updates(name: str, tmp_pa
     if name not in NEED_ONLY_SUMS:
         return
     models = []
-    for federation in (Federation, Masked):
+    for federation in (SimulatedFederation, Masked):
         algorithm, trainer = make(), toy_trainer(tmp_path / federation.__name__, precision="64-true", quarantine=None)
-        trainer.make_federation = federation
-        trainer.fit(algorithm, data())
+        trainer.fit(algorithm, data(), federation=federation)
         models.append(weights(algorithm))
     for tensor, t in models[0].items():
         torch.testing.assert_close(models[1][tensor], t, rtol=0, atol=1e-6, msg=tensor)
@@ -146,17 +144,16 @@ def test_two_ranks_apply_the_same_rule_to_the_same_updates(ranks: int, tmp_path:
 def test_a_rule_counts_every_update_once(tmp_path: Path) -> None:
     """A client that overstates its number of images has no more influence."""
 
-    class Boastful(Federation):
+    class Boastful(SimulatedFederation):
         def _judged(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
             for update in super()._judged(updates):
                 yield replace(update, num_samples=update.num_samples * (1000 if update.client == 0 else 1))
 
     models = []
-    for federation in (Federation, Boastful):
+    for federation in (SimulatedFederation, Boastful):
         algorithm = toy_fedavg()
         trainer = toy_trainer(tmp_path / federation.__name__, aggregator=TrimmedMean(0.0), clients_per_round=4)
-        trainer.make_federation = federation
-        trainer.fit(algorithm, labeled_clients())
+        trainer.fit(algorithm, labeled_clients(), federation=federation)
         models.append(weights(algorithm))
     assert_same(*models)
 

@@ -27,11 +27,12 @@ from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.export.model_card import model_card
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.models import CNN, MLP
+from lightning_fedssl.round import Federation
 from lightning_fedssl.state import ClientUpdate, ServerState
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.system import Availability, Faults
 from lightning_fedssl.trainer import CentralDP, Median
-from lightning_fedssl.trainer.federation import Federation
+from lightning_fedssl.trainer.federation import SimulatedFederation
 from lightning_fedssl.trainer.privacy import secret_normal
 from tests.algorithms.helpers import METHODS, toy_fedmatch, toy_rgd, toy_semi_sfl, toy_shvr, uneven_clients
 from tests.toy import (
@@ -134,16 +135,15 @@ def test_neighbouring_federations_differ_by_at_most_the_clip(tmp_path: Path) -> 
 
 
 def test_numbers_of_images_and_steps_change_nothing_that_is_published(tmp_path: Path) -> None:
-    class Scrambled(Federation):
+    class Scrambled(SimulatedFederation):
         def _judged(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
             for number, update in enumerate(super()._judged(updates)):
                 yield replace(update, num_samples=10**number, num_steps=number + 1)
 
     published = []
-    for federation in (Federation, Scrambled):
+    for federation in (SimulatedFederation, Scrambled):
         algorithm, trainer = toy_semifl(), trainer_of(tmp_path / federation.__name__)
-        trainer.make_federation = federation
-        trainer.fit(algorithm, ToyData())
+        trainer.fit(algorithm, ToyData(), federation=federation)
         result = json.loads(Path(trainer.log_dir, "result.json").read_text())
         scalars = {k: v for k, v in result["metrics"].items() if not k.startswith(("client/", "time/"))}
         published.append((weights_of(algorithm), scalars, result["privacy"]))
@@ -262,11 +262,11 @@ def test_the_noise_of_a_deployment_is_normal_and_no_function_of_the_seed() -> No
     for moment, expected in ((a.mean(), 0), (a.std(), 1), ((a**3).mean(), 0), ((a**4).mean(), 3)):
         assert moment == pytest.approx(expected, abs=0.12)
     privacy = private()
-    trainer: Any = SimpleNamespace(seed=0, round_index=1, cohort_size=10, datamodule=SimpleNamespace(num_clients=30))
-    drawn = [privacy.draw_cohort(trainer) for _ in range(2)]
+    trainer: Any = SimpleNamespace(seed=0, cohort_size=10, datamodule=SimpleNamespace(num_clients=30))
+    drawn = [privacy.draw_cohort(trainer, 1) for _ in range(2)]
     assert drawn[0] == drawn[1]
     privacy.keep_secret()
-    assert len({tuple(privacy.draw_cohort(trainer)) for _ in range(5)}) > 1
+    assert len({tuple(privacy.draw_cohort(trainer, 1)) for _ in range(5)}) > 1
 
 
 # Sampling, budget, checkpoints and ranks.
@@ -275,8 +275,8 @@ def test_the_noise_of_a_deployment_is_normal_and_no_function_of_the_seed() -> No
 def test_poisson_cohorts_vary_in_size_and_every_client_comes_as_often() -> None:
     trainer: Any = SimpleNamespace(seed=3, cohort_size=5, datamodule=SimpleNamespace(num_clients=20))
     cohorts = []
-    for trainer.round_index in range(1, 401):
-        cohorts.append(private().draw_cohort(trainer))
+    for index in range(1, 401):
+        cohorts.append(private().draw_cohort(trainer, index))
     sizes = [len(cohort) for cohort in cohorts]
     assert np.mean(sizes) == pytest.approx(5, abs=0.3)
     assert np.var(sizes) == pytest.approx(20 * 0.25 * 0.75, rel=0.25)

@@ -27,10 +27,12 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.metrics import Scalars
 from lightning_fedssl.models import CNN, MLP
+from lightning_fedssl.round import Round
 from lightning_fedssl.state import ClientUpdate
-from lightning_fedssl.trainer import FederatedTrainer, setup
-from lightning_fedssl.trainer.federation import Federation
+from lightning_fedssl.trainer import FederatedTrainer
+from lightning_fedssl.trainer.federation import SimulatedFederation
 from tests.toy import ToyData, assert_same, labeled_clients, sgd, toy_fedavg, toy_semifl, toy_trainer, weights
 
 
@@ -50,14 +52,12 @@ def trained_alone_or_after_others(clients: list[int], wanted: int) -> dict[str, 
     """A client's returned weights when these clients are trained in this order."""
     algorithm, data = toy_semifl(threshold=0.0), ToyData()
     trainer = FederatedTrainer(clients_per_round=1, accelerator="cpu", logger=False)
-    trainer.seed, trainer.datamodule = 0, data
-    trainer.algorithm = algorithm
-    setup.prepare(trainer, "validate")
-    trainer.round_index = 1
+    trainer.prepare(algorithm, data, "validate")
+    trainer.enter(Round(1))
+    algorithm.scalars = Scalars(trainer.log)
     found = {}
-    updates = sequential.train_clients(
-        algorithm, map(trainer.local_data, clients), trainer.client_optimizer, trainer.fabric, Federation(trainer)
-    )
+    local, observer = map(trainer.local_data, clients), SimulatedFederation(trainer)
+    updates = sequential.train_clients(algorithm, local, trainer.client_optimizer, trainer.fabric, observer)
     for update in updates:
         if update.client == wanted:
             found = {name: t.clone() for name, t in {**update.parameters, **update.buffers}.items()}

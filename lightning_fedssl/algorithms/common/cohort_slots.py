@@ -23,7 +23,7 @@ from lightning_fedssl.state import ClientUpdate, load_optimizer_state, optimizer
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
-    from lightning_fedssl.trainer.federation import Federation
+    from lightning_fedssl.round import Federation
 
 
 class SlotAlgorithm(FederatedAlgorithm):
@@ -86,7 +86,7 @@ class SlotAlgorithm(FederatedAlgorithm):
 
     def on_round_start(self) -> None:
         """Give every user of the cohort a slot, in drawn order."""
-        self.slot_of = {client: slot for slot, client in enumerate(self.federation.cohort)}
+        self.slot_of = {client: slot for slot, client in enumerate(self.current_round.cohort)}
         self.server.extra.setdefault("buffers", clone(self.server.buffers))
 
     def slot_buffers(self, slot: int) -> State:

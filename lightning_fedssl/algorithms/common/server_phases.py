@@ -15,7 +15,7 @@ from lightning_fedssl.local_work import LocalWork, labeled_work
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
-    from lightning_fedssl.trainer.federation import Federation
+    from lightning_fedssl.round import Federation
 
 
 class ServerPhases(FederatedAlgorithm):
@@ -104,7 +104,7 @@ class ServerPhases(FederatedAlgorithm):
         """One round: the clients train from the global model, the server averages, and trains in
         its phase.
         """
-        last = federation.round_index == federation.max_rounds
+        last = self.current_round.index == self.current_round.max_rounds
         if self.server_phase == "before":
             federation.train_server()
         sums = self.accumulate(federation.train_clients())

@@ -41,7 +41,7 @@ from lightning_fedssl.state import Batch, ClientUpdate
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
-    from lightning_fedssl.trainer.federation import Federation
+    from lightning_fedssl.round import Federation
 
 _AT_CLIENTS = ("network.bottom.", "teacher.network.bottom.")
 _TEACHER = "teacher."
@@ -282,5 +282,5 @@ class SplitTraining(JointAlgorithm):
     def round(self, federation: Federation) -> None:
         """Train the server; then, after the pretraining, clients and server together."""
         federation.train_server()
-        if self.client_steps and federation.round_index > self.pretrain_rounds:
+        if self.client_steps and self.current_round.index > self.pretrain_rounds:
             self.aggregate(self.accumulate(federation.train_jointly()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from lightning_fedssl.callbacks import RoundProgress
 from lightning_fedssl.data import Datasets, FederatedDataModule, ImageFolder, ImageTable, SiteFolders, Table
 from lightning_fedssl.data.sources.reading import Reading
 from tests.data.helpers import samples
-from tests.toy import stand_in
 
 OWN: dict[str, Any] = {"weak": "none", "strong": "none", "num_clients": 2, "num_labels": 4}
 
@@ -339,10 +339,11 @@ def test_a_report_has_eight_lines_and_the_run_folder_all(capsys: pytest.CaptureF
         reading.warn(f"warning {n}")
     data = set_up("digits", num_labels=10)
     data.reading = reading
-    RoundProgress().on_fit_start(
-        stand_in(datamodule=data, is_global_zero=True, log_dir=str(tmp_path), loggers=[], enable_progress_bar=True),
-        stand_in(),
+    trainer: Any = SimpleNamespace(
+        datamodule=data, is_global_zero=True, log_dir=str(tmp_path), loggers=[], enable_progress_bar=True
     )
+    algorithm: Any = None
+    RoundProgress().on_fit_start(trainer, algorithm)
     printed = capsys.readouterr().out.splitlines()
     assert printed[6:8] == ["! warning 3", "! 5 more warnings: see the log, or data.txt of a run"]
     written = (tmp_path / "data.txt").read_text()

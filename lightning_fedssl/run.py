@@ -1,0 +1,405 @@
+"""The state of a run, and what callbacks and the parts of a trainer may ask of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.strategies.strategy import Strategy
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.trainer.states import TrainerState, TrainerStatus
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_fedssl import sampling
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.distributed import collectives
+from lightning_fedssl.local_training import LocalTraining
+from lightning_fedssl.metrics import Counter, MetricCollector, as_tensors
+from lightning_fedssl.round import Round
+from lightning_fedssl.state import Direction
+from lightning_fedssl.storage.run_folder import RunFolder
+from lightning_fedssl.system import Faults, Outcome, SystemModel
+
+BYTES: dict[Direction, str] = {
+    "down": "communication/download_bytes",
+    "up": "communication/upload_bytes",
+}
+"""The scalar that counts the bytes of each direction."""
+
+
+class Run(ABC):
+    """A run, as callbacks and the parts of the trainer see it.
+
+    It is what hooks get as ``trainer``. :class:`~lightning_fedssl.FederatedTrainer` derives from
+    it: it takes the keys and has the commands, and it alone sets the attributes below. Others read
+    them, and change the run by the functions of this class, or by ``should_stop``.
+
+    The keys of the trainer are attributes of the same names.
+
+    Attributes:
+        fabric: Precision, device and ranks.
+        dtype: The type of the weights and of the images that the network receives.
+        seed: The seed of every random number of the run.
+        algorithm: The algorithm of the command; its module is the working module.
+        datamodule: The data and their partition.
+        callbacks: The callbacks of the run, in the order in which they are called.
+        listeners: By the name of each hook, the callbacks that override it.
+        ckpt_path: The checkpoint that the command resumes or evaluates; None if there is none.
+        round: The present round; before the first it has the index 0, or that of the checkpoint
+            that the run resumes.
+        participation: What became of each selected client, in drawn order, the same on every rank.
+            Of this round from ``on_global_model`` on, before that of the round before. Empty if no
+            client was trained.
+        step_work: With ``system``, what a step of each client of this rank computes, in plain
+            steps.
+        total_bytes: Bytes that clients received and sent in all rounds.
+        should_stop: Whether the run ends after this round; a callback may set it, on any rank. A
+            callback that sets it in ``on_fit_start`` or ``on_train_start`` of a run that resumes
+            ends that run at once.
+        stopped_by: The number of the signal that has ended the run after a round; 0 for none.
+        callback_metrics: The last value of every scalar, by name.
+        metric_values: The last value of every evaluation metric, by name, such as the matrix
+            ``val/confusion_matrix``.
+        metric_rounds: The round of the model that ``val`` and ``test`` have evaluated last.
+        predictions: Class probabilities of the last ``predict``, ``(test images, classes)``.
+        predictions_file: The file that they were written to.
+        state: Lightning's name for the command, and whether it runs, was interrupted or has
+            finished.
+        client_optimizer: The optimizer of the clients' steps.
+        server_optimizer: The optimizer of the server's steps.
+        local_training: Trains the clients of a round.
+        collector: The weighted means of this round.
+        counter: The sums of this round.
+    """
+
+    max_rounds: int
+    given_clients_per_round: int | None
+    clients_at_once: int | Literal["auto"]
+    precision: str
+    dtype: torch.dtype
+    channels_last: bool
+    system: SystemModel | None
+    faults: Faults
+    quarantine: float | None
+    aggregator: Any
+    attack: Any
+    privacy: Any
+    metrics: Sequence[Any]
+    check_val_every_n_rounds: int
+    fast_dev_run: bool
+    deterministic: bool
+    allow_changed: bool
+    enable_progress_bar: bool
+    default_root_dir: str
+
+    fabric: Fabric
+    seed: int
+    algorithm: FederatedAlgorithm
+    datamodule: FederatedDataModule
+    callbacks: list[Callback]
+    listeners: dict[str, list[Callback]]
+    ckpt_path: Path | None
+    folder: RunFolder
+    state: TrainerState
+    client_optimizer: Optimizer
+    server_optimizer: Optimizer
+    local_training: LocalTraining
+    collector: MetricCollector
+    counter: Counter
+
+    # Lightning's callbacks read these.
+    sanity_checking = False
+    val_check_interval = 1.0
+    num_val_batches = (1,)
+    received_sigterm = False
+
+    def reset(self) -> None:
+        """Set what callbacks can read to what it is before the first round."""
+        self.round = Round()
+        self.participation: Mapping[int, Outcome] = {}
+        self.step_work: dict[int, float] = {}
+        self.total_bytes = 0.0
+        self.should_stop = False
+        self.stopped_by = 0
+        self.callback_metrics: dict[str, Tensor] = {}
+        self.metric_values: dict[str, Tensor] = {}
+        self.metric_rounds: dict[str, int] = {}
+        self.predictions: Tensor | None = None
+        self.predictions_file: str | None = None
+
+    # What changes in a run.
+
+    def enter(self, new: Round) -> None:
+        """Make a round the present one."""
+        self.round = self.algorithm.current_round = new
+
+    def count_bytes(self, counts: Mapping[str, float]) -> dict[str, float]:
+        """Add the bytes among the sums of a round, or of the test, to those of the run.
+
+        Args:
+            counts: The sums, by name.
+
+        Returns:
+            The bytes, by name.
+        """
+        sent = {name: n for name, n in counts.items() if name.startswith("communication/")}
+        self.total_bytes += sum(sent.values())
+        return sent
+
+    def took_part(self, outcomes: Mapping[int, Outcome]) -> None:
+        """Publish what became of the clients of the round."""
+        self.participation = outcomes
+
+    def interrupt(self, number: int) -> None:
+        """Note that a signal of this number ends the command."""
+        self.state.status, self.stopped_by = TrainerStatus.INTERRUPTED, number
+
+    def restore(
+        self, metrics: Mapping[str, float], metric_rounds: dict[str, int], total_bytes: float
+    ) -> None:
+        """Continue the scalars of a checkpoint.
+
+        Args:
+            metrics: The last value of each.
+            metric_rounds: The rounds that have been evaluated last.
+            total_bytes: Bytes that clients have received and sent.
+        """
+        self.callback_metrics = as_tensors(metrics)
+        self.metric_rounds = metric_rounds
+        self.total_bytes = total_bytes
+
+    # What callbacks and the parts of the trainer may do.
+
+    def call(self, hook: str, *arguments: Any) -> None:
+        """Call a hook of the callbacks that override it; see :meth:`notify`."""
+        for callback in self.listeners[hook]:
+            self.notify(callback, hook, *arguments)
+
+    def log(self, name: str, value: Any, weight: float | Tensor = 1.0) -> None:
+        """Add a value to the round's weighted mean of a scalar, over all ranks.
+
+        A client's counts if it is accepted.
+
+        Args:
+            name: The scalar.
+            value: A number, or a tensor without dimensions.
+            weight: The weight of the value.
+        """
+        self.collector.update(name, value, weight, self.algorithm.clients.staging)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order, on every rank; every rank must call it."""
+        return collectives.gather(self.fabric, value)
+
+    def local_data(self, party: int) -> LocalData:
+        """What a client, or the server (``sampling.SERVER``), may train on in this round."""
+        return self.datamodule.local_data(party, self.round_index, self.dtype)
+
+    def draw_cohort(self, index: int) -> list[int]:
+        """The clients of a round, in drawn order, the same on every rank.
+
+        Args:
+            index: The round.
+        """
+        if self.privacy is not None:
+            drawn: list[int] = self.privacy.draw_cohort(self, index)
+            return drawn
+        return sampling.cohort(self.seed, index, self.datamodule.num_clients, self.cohort_size)
+
+    def drops_out(self, client: int) -> bool:
+        """Whether a client, selected or not, cannot send anything in this round."""
+        availability = self.faults.availability
+        return availability is not None and availability.drops_out(
+            self.seed, self.round_index, client
+        )
+
+    def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
+        """Count tensors that a client receives (``down``) or sends (``up``), and report them to the
+        callbacks.
+
+        Args:
+            client: The client.
+            direction: ``down`` to the client or ``up`` to the server.
+            sizes: Bytes of each tensor by its name.
+        """
+        self.counter.add(BYTES[direction], sum(sizes.values()))
+        self.call("on_transfer", client, direction, sizes)
+
+    def log_metrics(self, metrics: dict[str, float]) -> None:
+        """Give the scalars of a round or an evaluation to the loggers and to
+        ``callback_metrics``.
+        """
+        self.callback_metrics.update(as_tensors(metrics))
+        evaluated = {"val", "test"} & {name.partition("/")[0] for name in metrics}
+        self.metric_rounds |= dict.fromkeys(sorted(evaluated), self.round_index)
+        self.folder.log_metrics(metrics, self.round_index)
+
+    # What follows from the keys and the round.
+
+    @property
+    def round_index(self) -> int:
+        """The number of the present round, from 1."""
+        return self.round.index
+
+    @property
+    def cohort(self) -> Sequence[int]:
+        """The clients of the present round, in drawn order, the same on every rank."""
+        return self.round.cohort
+
+    @property
+    def clients_per_round(self) -> int:
+        """Clients whose updates a round uses; where the key is left out, 10 or all of fewer."""
+        if self.given_clients_per_round is not None:
+            return self.given_clients_per_round
+        data = vars(self).get("datamodule")
+        return 10 if data is None else min(10, data.num_clients)
+
+    @property
+    def selected(self) -> int:
+        """Clients that the server selects in a round."""
+        return self.faults.selected(self.clients_per_round)
+
+    @property
+    def cohort_size(self) -> int:
+        """Clients drawn in a round; ``fast_dev_run`` draws two."""
+        return min(self.selected, 2) if self.fast_dev_run else self.selected
+
+    @property
+    def max_steps(self) -> int | None:
+        """Steps per party and phase at most; None for no limit."""
+        return 1 if self.fast_dev_run else None
+
+    @property
+    def evaluates_now(self) -> bool:
+        """Whether this round ends with an evaluation of the global model, on validation or test
+        images.
+        """
+        due = (
+            self.datamodule.has_validation and self.round_index % self.check_val_every_n_rounds == 0
+        )
+        return due or self.round_index == self.max_rounds
+
+    @property
+    def client_lr(self) -> float:
+        """The learning rate of the clients' steps: this round's, or the present step's if it
+        changes at every step.
+        """
+        return float(self.client_optimizer.param_groups[0]["lr"])
+
+    # Ranks and files, and Lightning's names.
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is rank 0, which alone writes files and prints."""
+        return self.fabric.is_global_zero
+
+    @property
+    def global_rank(self) -> int:
+        """The number of this rank, from 0."""
+        return self.fabric.global_rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.fabric.world_size
+
+    @property
+    def strategy(self) -> Strategy:
+        """Fabric's strategy."""
+        return self.fabric.strategy
+
+    @property
+    def loggers(self) -> list[Logger]:
+        """The loggers of the run."""
+        return self.folder.loggers
+
+    @property
+    def logger(self) -> Logger | None:
+        """The first logger."""
+        return self.loggers[0] if self.loggers else None
+
+    @property
+    def log_dir(self) -> str | None:
+        """The folder of the run, the same on every rank once the run has begun.
+
+        None without loggers.
+        """
+        return self.folder.log_dir
+
+    @property
+    def current_epoch(self) -> int:
+        """Rounds before this one: Lightning counts epochs from 0."""
+        return max(self.round_index - 1, 0)
+
+    @property
+    def global_step(self) -> int:
+        """The round."""
+        return self.round_index
+
+    @property
+    def max_epochs(self) -> int:
+        """The length of the run in rounds."""
+        return self.max_rounds
+
+    @property
+    def check_val_every_n_epoch(self) -> int:
+        """Lightning's name for ``check_val_every_n_rounds``."""
+        return self.check_val_every_n_rounds
+
+    # What the trainer does for callbacks.
+
+    @property
+    @abstractmethod
+    def table_row(self) -> dict[str, str | float | bool]:
+        """The settings of trainer, data and model by their keys, flattened:
+        ``model.optimizer.lr``.
+        """
+
+    @abstractmethod
+    def notify(self, callback: Callback, hook: str, *arguments: Any) -> None:
+        """Call a hook of one callback.
+
+        Its first two arguments are the trainer and the algorithm; Lightning's own callbacks get the
+        user's LightningModule where the algorithm trains one.
+        """
+
+    @abstractmethod
+    def save_checkpoint(
+        self, path: str | Path, weights_only: bool | None = None, storage_options: Any = None
+    ) -> None:
+        """Write a checkpoint, completely or not at all; every rank must call it, rank 0 writes.
+
+        Args:
+            path: The file.
+            weights_only: Leave out the clients' states, such as their optimizers' momentum. A run
+                whose clients have states cannot be resumed from such a checkpoint.
+            storage_options: Accepted for Lightning's callbacks and not used.
+        """
+
+    @abstractmethod
+    def save_model(self, folder: str | Path) -> None:
+        """Write ``model.safetensors`` and ``model.json``; every rank must call it, rank 0 writes.
+
+        Args:
+            folder: The folder; it is made.
+        """
+
+    @abstractmethod
+    def train_labels_alone(self, steps: int, folder: str) -> dict[str, float]:
+        """Train the labels alone on this rank by itself, in as many rounds as this run has had.
+
+        Args:
+            steps: Steps of the server in this run.
+            folder: Where the checkpoints are written.
+
+        Returns:
+            The last scalars; without those of the test if a signal ended the training.
+        """
