@@ -259,7 +259,9 @@ class Fit(Callback):
     def scalars(self, trainer: Trainer) -> dict[str, float | Tensor]:
         """What the module has logged, the server's after ``server/``; the loss and the rate."""
         prefix = "server/" if self.server else ""
-        found: dict[str, float | Tensor] = {} if self.server else {"lr": self.rates[0]}
+        found: dict[str, float | Tensor] = (
+            {"lr": self.rates[0]} if self.rates and not prefix else {}
+        )
         found |= {prefix + name: value.double() for name, value in trainer.callback_metrics.items()}
         if self.losses:
             loss = torch.stack(self.losses).mean(dtype=torch.float64)
@@ -276,8 +278,9 @@ class Fit(Callback):
         try:
             yield
         except Exception as error:
-            shapes = apply_to_collection(self.batch, Tensor, lambda t: tuple(t.shape))
-            place = "" if shapes is None else f", a batch of shapes {shapes}"
+            shapes: list[tuple[int, ...]] = []
+            apply_to_collection(self.batch, Tensor, lambda t: shapes.append(tuple(t.shape)))
+            place = f", a batch of shapes {shapes}" if shapes else ""
             hint = ""
             if "is not available" in str(error):
                 hint = "; a client has no validation: monitor what training_step logs"

@@ -13,7 +13,7 @@ import lightning
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
@@ -42,7 +42,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "lightning_module.md").read_text(en
 
 
 class Line(LightningModule):
-    """A regression; it records the hooks that Lightning calls, and has a frozen layer."""
+    """A regression with a frozen layer."""
 
     def __init__(self, lr: float = 0.05, schedulers: Callable[[Any], Any] | None = None) -> None:
         super().__init__()
@@ -51,7 +51,6 @@ class Line(LightningModule):
         self.net: Any = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
         self.net[1].eval()
         self.net[1].requires_grad_(False)
-        self.called: list[str] = []
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.net(x)
@@ -72,18 +71,6 @@ class Line(LightningModule):
         optimizer = torch.optim.SGD(self.parameters(), lr=self.hparams["lr"], momentum=0.9)
         make = self.hparams["schedulers"]
         return optimizer if make is None else {"optimizer": optimizer, "lr_scheduler": make(optimizer)}
-
-    def on_train_start(self) -> None:
-        self.called.append("start")
-
-    def on_train_epoch_start(self) -> None:
-        self.called.append("epoch")
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        self.called.append(f"batch {batch_idx}, {[layer.training for layer in self.net]}")
-
-    def on_train_end(self) -> None:
-        self.called.append("end")
 
 
 class Manual(Line):
@@ -180,14 +167,25 @@ def unlabeled(module: Any, batch: Any) -> Tensor:
     return F.mse_loss(module(batch[0]), module(batch[1]))
 
 
+class Steps(FederatedCallback):
+    """Records the numbers of the clients' steps."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def on_client_batch_end(self, trainer: Any, algorithm: Any, step: int) -> None:
+        self.seen.append(step)
+
+
 def test_a_run_is_the_training_written_by_hand(tmp_path: Path) -> None:
     lightning.seed_everything(3, verbose=False)
-    ours, own = Line(), Line()
-    found, _ = fit(tmp_path, FedAvg.from_lightning(ours, plain(), client_epochs=2), max_rounds=2)
+    ours, own, steps = Line(), Line(), Steps()
+    found, _ = fit(tmp_path, FedAvg.from_lightning(ours, plain(), client_epochs=2), max_rounds=2, callbacks=[steps])
     for round_index in (1, 2):
         average(own, plain(), [6, 8, 10], labeled, round_index, 2)
     assert_same(found, {n: t for n, t in own.state_dict().items() if n in found})
     assert_same(dict(ours.state_dict()), dict(own.state_dict()))
+    assert steps.seen[:14] == [k for n in sampling.cohort(3, 1, 3, 3) for k in range([4, 4, 6][n])]
     assert "training_step" not in vars(ours)
 
 
@@ -221,28 +219,6 @@ def test_unlabeled_batches_are_trained_as_written_by_hand(tmp_path: Path, case: 
         torch.testing.assert_close(t, own.state_dict()[name])
     assert ("client/mask_rate" in trainer.callback_metrics) == (case == "FixMatch")
     assert ("server/loss" in trainer.callback_metrics) == (case != "at the clients")
-
-
-class Steps(FederatedCallback):
-    """Records the numbers of the clients' steps."""
-
-    def __init__(self) -> None:
-        self.seen: list[int] = []
-
-    def on_client_batch_end(self, trainer: Any, algorithm: Any, step: int) -> None:
-        self.seen.append(step)
-
-
-def test_hooks_are_called_as_by_lightning_and_layers_keep_their_modes(tmp_path: Path) -> None:
-    module, alone, steps = Line(), Line(), Steps()
-    fit(tmp_path, FedAvg.from_lightning(module, plain(1), client_epochs=2), clients_per_round=1, callbacks=[steps])
-    assert steps.seen == [0, 1, 2, 3]
-    Trainer(
-        max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        accelerator="cpu", default_root_dir=tmp_path, limit_val_batches=0,
-    ).fit(alone, plain(1)[0])  # fmt: skip
-    assert module.called == alone.called
-    assert module.called[2] == "batch 0, [True, False, True]"
 
 
 def test_two_ranks_are_one_and_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
@@ -369,6 +345,12 @@ def test_fedprox_adds_the_gradient_of_its_term(tmp_path: Path) -> None:
         torch.testing.assert_close(t, own.state_dict()[name])
 
 
+def test_a_module_without_optimizer_is_averaged_as_it_is(tmp_path: Path) -> None:
+    module = Bare()
+    fit(tmp_path, FedAvg.from_lightning(module, plain()))
+    assert float(module.weight) == 1
+
+
 def test_a_compiled_module_and_a_last_batch_of_one_are_trained(tmp_path: Path) -> None:
     module = Line()
     module.net[1] = nn.BatchNorm1d(4)
@@ -409,9 +391,16 @@ def test_what_cannot_be_trained_is_refused(make: Any, message: str) -> None:
 
 
 class Bare(LightningModule):
-    """A module without any step."""
+    """A module with a step that trains nothing."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> None: ...
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.weight * 1
+
+    def configure_optimizers(self) -> None: ...
 
 
 def plateau(optimizer: Any) -> Any:
