@@ -382,38 +382,28 @@ class FederatedAlgorithm(LightningModule):
         return self.network
 
     @classmethod
-    def load_from_checkpoint(
-        cls,
-        checkpoint_path: Any,
-        map_location: Any = None,
-        hparams_file: Any = None,
-        strict: bool | None = None,
-        weights_only: bool | None = True,
-        trust: Sequence[str] = (),
-        **kwargs: Any,
+    def load_from_checkpoint(  # type: ignore[override]
+        cls, checkpoint_path: str | Path, *, trust: Sequence[str] = (), **kwargs: Any
     ) -> Self:
         """The trained method of a checkpoint.
 
-        The file may be somebody else's: only classes of this package, torch, torchvision, timm and
-        peft are built.
+        The file may be somebody else's: no pickled code in it runs, and only classes of this
+        package, torch, torchvision, timm and peft are built.
 
         Args:
             checkpoint_path: The file.
-            map_location: Where the tensors are put.
-            hparams_file: Unused, since the checkpoint has the arguments.
-            strict: Whether the weights must be exactly those of the network.
-            weights_only: As Lightning's; True reads no pickled objects.
             trust: Names of modules of which the file may name any class or function, such as
                 ``["my_networks"]``.
-            **kwargs: Arguments of the method, in place of those in the file.
+            **kwargs: Arguments of the method, in place of those in the file, and Lightning's
+                ``map_location`` and ``strict``.
 
         Raises:
             FileNotFoundError: If there is no such file.
             ValueError: If the file is damaged, or a class that it names is not trusted.
         """
-        saved = arguments_in(Path(checkpoint_path), trust, left_out=kwargs)
+        saved = arguments_in(Path(checkpoint_path), trust, left_out=kwargs) | kwargs
         return super().load_from_checkpoint(
-            checkpoint_path, map_location, None, strict, True, **saved, **kwargs
+            checkpoint_path, hparams_file=None, weights_only=True, **saved
         )
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -10,6 +10,8 @@ the memory of its whole cohort.
 
 from __future__ import annotations
 
+import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 
@@ -19,6 +21,8 @@ from torch import Tensor
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.state import ClientUpdate
+
+_log = logging.getLogger(__name__)
 
 _OWN = {
     "accumulate": "sums the updates in a way of its own",
@@ -66,8 +70,12 @@ class Aggregator(ABC):
             ``(numbers,)``.
         """
 
+    def fewest(self) -> int:
+        """The smallest number of updates of which the rule leaves one out, as no mean does."""
+        return 3
+
     def combine(self, updates: Iterable[ClientUpdate]) -> Iterator[ClientUpdate]:
-        """One update in place of a round's updates; none if there are none.
+        """One update in place of a round's updates; none if they are too few for the rule.
 
         Args:
             updates: Those that the server has accepted, in the order of the cohort.
@@ -79,7 +87,10 @@ class Aggregator(ABC):
                     [t.detach().flatten() for t in {**last.parameters, **last.buffers}.values()]
                 )
             )
-        if last is not None:
+        if 0 < len(rows) < self.fewest():
+            text = "trainer.aggregator: %d updates of a round are not used: a rule needs %d or more"
+            _log.warning(text, len(rows), self.fewest())
+        elif last is not None:
             yield single_update(last, self.aggregate(torch.stack(rows)))
 
 
@@ -105,17 +116,22 @@ class TrimmedMean(Aggregator):
     1803.01498).
 
     Args:
-        share: beta, the share of the updates that is left out at either end, rounded down.
+        share: beta, the share of the updates that is left out at either end, rounded down to a
+            number of 1 or more.
     """
 
     def __init__(self, share: float = 0.2) -> None:
-        if not 0 <= share < 0.5:
-            raise ValueError(f"TrimmedMean.share is {share}: give a share from 0 to below 0.5")
+        if not 0 < share < 0.5:
+            raise ValueError(f"TrimmedMean.share is {share}: give a share between 0 and 0.5")
         self.share = share
+
+    def fewest(self) -> int:
+        """See :meth:`Aggregator.fewest`."""
+        return math.ceil(1 / self.share)
 
     def aggregate(self, updates: Tensor) -> Tensor:
         """The mean between the ends."""
-        return _middle(updates, int(self.share * len(updates)))
+        return _middle(updates, int(self.share * len(updates) + 1e-9))  # 0.29 of 100 is 29
 
 
 class Median(Aggregator):
@@ -133,7 +149,7 @@ class MultiKrum(Aggregator):
     arXiv 1703.02757).
 
     The score of an update is the sum of its squared distances to the ``n - f - 2`` nearest others,
-    at least one.
+    at least one. The proof needs ``2 f + 3`` updates.
 
     Args:
         attackers: f, the largest number of attackers in a round.
@@ -141,20 +157,21 @@ class MultiKrum(Aggregator):
     """
 
     def __init__(self, attackers: int = 2, selected: int = 5) -> None:
-        if attackers < 0 or selected < 1:
+        if attackers < 1 or selected < 1:
             raise ValueError(
-                f"{type(self).__name__}: attackers is {attackers} and selected {selected}: give 0 "
-                "or more attackers "
-                "and 1 or more selected updates"
+                f"{type(self).__name__}: attackers is {attackers} and selected {selected}: give 1 "
+                "or more of both"
             )
         self.attackers = attackers
         self.selected = selected
 
+    def fewest(self) -> int:
+        """See :meth:`Aggregator.fewest`; as many as there are attackers are left out."""
+        return max(3, self.selected + self.attackers)
+
     def aggregate(self, updates: Tensor) -> Tensor:
         """The mean of the selected updates."""
-        wide = updates.to(
-            torch.promote_types(updates.dtype, torch.float32)
-        )  # there is no cdist of 16 bits
+        wide = _wide(updates)
         squared = torch.cdist(wide, wide, compute_mode="donot_use_mm_for_euclid_dist").square()
         nearest = max(1, len(updates) - self.attackers - 2)
         scores = (
@@ -179,7 +196,8 @@ class GeometricMedian(Aggregator):
     (Pillutla et al., RFA).
 
     K. Pillutla, S. Kakade, Z. Harchaoui, "Robust Aggregation for Federated Learning", IEEE TSP
-    2022, arXiv 1912.13445, Algorithm 2 with equal weights.
+    2022, arXiv 1912.13445, Algorithm 2 with equal weights, from the median of each number: from
+    the mean, one absurd update would take most of the steps, or all.
 
     Args:
         iterations: Steps of the iteration.
@@ -198,11 +216,17 @@ class GeometricMedian(Aggregator):
 
     def aggregate(self, updates: Tensor) -> Tensor:
         """The point after the last step."""
-        point = updates.mean(dim=0)
+        wide = _wide(updates)
+        point = Median().aggregate(wide)
         for _ in range(self.iterations):
-            weights = 1 / (updates - point).norm(dim=1).clamp(min=self.smoothing)
-            point = (weights / weights.sum()) @ updates
+            weights = 1 / (wide - point).norm(dim=1).clamp(min=self.smoothing)
+            point = (weights / weights.sum()) @ wide
         return point
+
+
+def _wide(updates: Tensor) -> Tensor:
+    """The updates in 32 bits or more: no distance has 16 bits."""
+    return updates.to(torch.promote_types(updates.dtype, torch.float32))
 
 
 def _middle(updates: Tensor, left_out: int) -> Tensor:

@@ -123,6 +123,13 @@ def refuse_unsuitable_data(trainer: Run, stage: str) -> None:
                 "choose a method that averages its clients' models, such as FedAvg, FixMatch or "
                 "SemiFL"
             )
+    fewest = trainer.aggregator.fewest() if trainer.aggregator else 0
+    if trainer.clients_per_round < fewest:
+        raise ValueError(
+            "trainer.aggregator leaves out no liar of so few clients: set "
+            f"trainer.clients_per_round to {fewest} or more, or take Median (3 or more), a larger "
+            "share or a smaller selected"
+        )
     algorithm.check_data(datamodule)
 
 

@@ -27,7 +27,6 @@ LINE = torch.tensor([[0.0], [1.0], [2.0], [4.0], [100.0]])
     [
         (Median(), 2.0),
         (TrimmedMean(0.2), 7 / 3),
-        (TrimmedMean(0), 21.4),
         (Krum(attackers=1), 1.0),  # two nearest: 0: 1+4, 1: 1+1, 2: 1+4, 4: 4+9, 100
         (MultiKrum(attackers=1, selected=3), 1.0),  # 1, 0 and 2
     ],
@@ -50,6 +49,43 @@ def test_the_geometric_median_is_the_middle_point_of_a_line_and_the_centre_of_a_
 @pytest.mark.parametrize("rule", [Median(), TrimmedMean(), Krum(), MultiKrum(), GeometricMedian()])
 def test_a_rule_returns_the_only_update(rule: Any) -> None:
     assert torch.equal(rule.aggregate(LINE[3:4]), LINE[3])
+
+
+RULES = [
+    (Median(), 3), (TrimmedMean(), 5), (TrimmedMean(0.29), 4), (Krum(), 3), (MultiKrum(), 7), (MultiKrum(1, 3), 4),
+    (GeometricMedian(), 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", [1e6, 1e20, 3e38])
+@pytest.mark.parametrize(("rule", "fewest"), RULES)
+def test_one_liar_among_the_fewest_clients_has_no_say(rule: Any, fewest: int, lie: float) -> None:
+    honest = torch.randn(fewest - 1, 50, generator=torch.Generator().manual_seed(0))
+    updates = torch.cat([honest, torch.full((1, 50), lie)])
+    result = rule.aggregate(updates)
+    assert rule.fewest() == fewest
+    assert (result - honest.mean(0)).norm() < 2 * (honest - honest.mean(0)).norm(dim=1).max()
+
+
+@pytest.mark.parametrize(("rule", "fewest"), RULES)
+def test_a_cohort_of_which_a_rule_leaves_out_none_is_refused(tmp_path: Path, rule: Any, fewest: int) -> None:
+    trainer = toy_trainer(tmp_path, aggregator=rule, clients_per_round=min(fewest - 1, 4))
+    with pytest.raises(ValueError, match=rf"clients_per_round to {fewest} or more"):
+        trainer.fit(toy_fedavg(), labeled_clients())
+
+
+def test_updates_that_are_too_few_for_a_rule_are_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Two(SimulatedFederation):
+        def _judged(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
+            yield from list(super()._judged(updates))[:2]
+
+    algorithm = toy_fedavg()
+    trainer = toy_trainer(tmp_path, max_rounds=1, aggregator=Median(), clients_per_round=3)
+    trainer.fit(algorithm, labeled_clients(), federation=Two)
+    start = toy_fedavg(num_classes=3, in_shape=(1, 8, 8))
+    start.configure_model()
+    assert all(torch.equal(t, start.state_dict()[name]) for name, t in algorithm.server.parameters.items())
+    assert "2 updates of a round are not used: a rule needs 3 or more" in caplog.text
 
 
 @pytest.mark.parametrize("clients", [5, 10])
@@ -152,13 +188,15 @@ def test_a_rule_counts_every_update_once(tmp_path: Path) -> None:
     models = []
     for federation in (SimulatedFederation, Boastful):
         algorithm = toy_fedavg()
-        trainer = toy_trainer(tmp_path / federation.__name__, aggregator=TrimmedMean(0.0), clients_per_round=4)
+        trainer = toy_trainer(tmp_path / federation.__name__, aggregator=TrimmedMean(0.25), clients_per_round=4)
         trainer.fit(algorithm, labeled_clients(), federation=federation)
         models.append(weights(algorithm))
     assert_same(*models)
 
 
-@pytest.mark.parametrize("wrong", [lambda: TrimmedMean(0.5), lambda: MultiKrum(-1), lambda: GeometricMedian(0)])
+@pytest.mark.parametrize(
+    "wrong", [lambda: TrimmedMean(0.5), lambda: TrimmedMean(0), lambda: MultiKrum(0), lambda: GeometricMedian(0)]
+)
 def test_impossible_settings_are_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="give"):
         wrong()
