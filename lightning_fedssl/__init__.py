@@ -66,8 +66,8 @@ _MODULES = {
     "schedules": "Constant Cosine FractionalCosine Schedule",
     "system": "Availability Device DiurnalDropout RandomDropout SystemModel UnevenDropout",
     "trainer": """
-        ALIE Aggregator Attack CentralDP FederatedTrainer GaussianUpdate GeometricMedian Krum
-        LabelFlip Median MultiKrum PseudoLabelPoison ScaledUpdate SignFlip TrimmedMean
+        ALIE Aggregator Attack CentralDP FederatedTrainer GeometricMedian Krum
+        LabelFlip Median MultiKrum PseudoLabelPoison SignFlip TrimmedMean
     """,
 }
 """Where the classes come from."""

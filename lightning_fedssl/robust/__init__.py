@@ -11,10 +11,8 @@ from lightning_fedssl.robust.aggregators import (
 from lightning_fedssl.robust.attacks import (
     ALIE,
     Attack,
-    GaussianUpdate,
     LabelFlip,
     PseudoLabelPoison,
-    ScaledUpdate,
     SignFlip,
 )
 
@@ -22,14 +20,12 @@ __all__ = [
     "ALIE",
     "Aggregator",
     "Attack",
-    "GaussianUpdate",
     "GeometricMedian",
     "Krum",
     "LabelFlip",
     "Median",
     "MultiKrum",
     "PseudoLabelPoison",
-    "ScaledUpdate",
     "SignFlip",
     "TrimmedMean",
 ]

@@ -111,13 +111,15 @@ class Attack:
         ]
 
 
-class ScaledUpdate(Attack):
-    """Attackers send ``w + scale (w_k - w)``: model replacement (Bagdasaryan et al., AISTATS 2020,
-    arXiv 1807.00459).
+class SignFlip(Attack):
+    """Attackers send ``w - scale (w_k - w)``: they move away from what they have learned.
+
+    With a negative scale they move on in the same direction: model replacement (Bagdasaryan et al.,
+    AISTATS 2020, arXiv 1807.00459).
 
     Args:
         share: The share of all clients that attack.
-        scale: How many times as far as it has moved an attacker claims to have moved.
+        scale: How many times as far as it has moved an attacker moves in the opposite direction.
     """
 
     def __init__(self, share: float = 0.2, scale: float = 5.0) -> None:
@@ -127,48 +129,9 @@ class ScaledUpdate(Attack):
     def falsify(
         self, own: Sequence[State], others: Sequence[State], model: State, rng: np.random.Generator
     ) -> None:
-        """Scale the movements."""
-        for state in own:
-            state |= {name: torch.lerp(model[name], t, self.scale) for name, t in state.items()}
-
-
-class SignFlip(ScaledUpdate):
-    """Attackers send ``w - scale (w_k - w)``: they move away from what they have learned.
-
-    Args:
-        share: The share of all clients that attack.
-        scale: How many times as far as it has moved an attacker moves in the opposite direction.
-    """
-
-    def falsify(
-        self, own: Sequence[State], others: Sequence[State], model: State, rng: np.random.Generator
-    ) -> None:
         """Reverse the movements."""
         for state in own:
             state |= {name: torch.lerp(model[name], t, -self.scale) for name, t in state.items()}
-
-
-class GaussianUpdate(Attack):
-    """Attackers send ``w + N(0, std^2)`` (Blanchard et al., NeurIPS 2017).
-
-    Args:
-        share: The share of all clients that attack.
-        std: The standard deviation.
-    """
-
-    def __init__(self, share: float = 0.2, std: float = 0.1) -> None:
-        super().__init__(share)
-        self.std = std
-
-    def falsify(
-        self, own: Sequence[State], others: Sequence[State], model: State, rng: np.random.Generator
-    ) -> None:
-        """Draw the updates."""
-        for state in own:
-            state |= {
-                name: model[name] + self.std * torch.from_numpy(rng.standard_normal(t.shape)).to(t)
-                for name, t in state.items()
-            }
 
 
 class ALIE(Attack):

@@ -122,8 +122,8 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
         aggregator: A robust rule that combines the clients' updates in place of the mean:
             ``Median``, ``TrimmedMean``, ``Krum``, ``MultiKrum``, ``GeometricMedian``, or a subclass
             of ``Aggregator``.
-        attack: A share of the clients attacks: ``SignFlip``, ``ScaledUpdate``, ``GaussianUpdate``,
-            ``ALIE``, ``LabelFlip``, ``PseudoLabelPoison``, or a subclass of ``Attack``.
+        attack: A share of the clients attacks: ``SignFlip``, ``ALIE``,
+            ``LabelFlip``, ``PseudoLabelPoison``, or a subclass of ``Attack``.
         privacy: Differential privacy for clients: :class:`~lightning_fedssl.trainer.CentralDP`,
             which clips updates and adds noise to their sum.
         logger: ``null`` or ``true``: TensorBoard and CSV below ``default_root_dir``, in a new
