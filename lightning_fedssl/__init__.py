@@ -38,8 +38,8 @@ _MODULES = {
     "algorithm": "FederatedAlgorithm",
     "algorithms": """
         CBAFed DataSharing EASGD FL2 FedAvg FedDB FedMatch FedRGD FedSHVR FedSwitch FedSwitchSL
-        FixMatch MeanTeacher OverlapSGD ProxyFL PseudoLabel RSCFed SAGE SemiFL SemiSFL
-        Supervised UDA
+        FixMatch MeanTeacher OverlapSGD ProxyFL PseudoLabel RSCFed SAGE SelfTraining SemiFL
+        SemiSFL Supervised UDA
     """,
     "callback": "FederatedCallback",
     "callbacks": """
@@ -59,9 +59,9 @@ _MODULES = {
         Table TimeMask Views Visits
     """,
     "models": """
-        AlexNet CNN CNN13 EMNISTCNN MLP Network NetworkFactory NormKind ResNet18 ResNet8 ResNet9
-        SVHNCNN SignalCNN StaticBatchNorm2d TimmLoRA VGG11 VGG16 WideResNet build_network
-        make_norm
+        AlexNet Backbone CNN CNN13 EMNISTCNN MLP Network NetworkFactory NormKind RandomKernels
+        ResNet18 ResNet8 ResNet9 SVHNCNN SignalCNN StaticBatchNorm2d TimmBackbone TimmLoRA VGG11
+        VGG16 WideResNet build_network make_norm
     """,
     "schedules": "Constant Cosine FractionalCosine Schedule",
     "system": "Availability Device DiurnalDropout RandomDropout SystemModel UnevenDropout",

@@ -42,6 +42,7 @@ from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_flo
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.metrics import Scalars
 from lightning_fedssl.models import NetworkFactory, StaticBatchNorm2d, build_network
+from lightning_fedssl.models.head import start_head
 from lightning_fedssl.models.pretrained import load_weights
 from lightning_fedssl.round import Federation, Round
 from lightning_fedssl.schedules import Constant, Schedule
@@ -89,6 +90,10 @@ class FederatedAlgorithm(LightningModule):
             out: random weights.
         init_except: Names or patterns of tensors that ``init_from`` leaves as they are, such as
             ``[classifier]`` where the file is of other classes.
+        init_head: The weights that the classifier, the last linear layer, starts with: ``random``;
+            ``zero``; or ``labels``: logistic regression of the server's labels on what the
+            classifier receives, for frozen features and pretrained networks
+            (:func:`~lightning_fedssl.models.head.start_head`).
         freeze: Names or patterns of layers or weights that are not trained, such as ``["*",
             "!classifier"]``. Every party has them before the run: they are neither sent nor
             averaged (:func:`~lightning_fedssl.functional.frozen.freeze`).
@@ -135,6 +140,7 @@ class FederatedAlgorithm(LightningModule):
         keep_server_optimizer: bool = False,
         init_from: str | Path | None = None,
         init_except: Sequence[str] | str = (),
+        init_head: Literal["random", "zero", "labels"] = "random",
         freeze: Sequence[str] | str = (),
         num_classes: int | None = None,
         in_shape: tuple[int, ...] | None = None,
@@ -186,6 +192,7 @@ class FederatedAlgorithm(LightningModule):
         self.keep_server_optimizer = keep_server_optimizer
         self.init_from = init_from
         self.init_except = [init_except] if isinstance(init_except, str) else list(init_except)
+        self.init_head = init_head
         self.freeze_patterns = [freeze] if isinstance(freeze, str) else list(freeze)
         self.num_classes = num_classes
         self.in_shape = in_shape
@@ -252,6 +259,17 @@ class FederatedAlgorithm(LightningModule):
         Raises:
             ValueError: Names the key to change.
         """
+
+    def on_run_start(self, data: LocalData) -> None:
+        """Set what a new run begins with, before its first round: the classifier.
+
+        Args:
+            data: The server's, with its labels.
+        """
+        if self.init_head != "random":
+            batches = map(data.plain, data.labeled.split(data.chunk))
+            labels = data.labels if self.init_head == "labels" else None
+            start_head(self.network, self.num_classes or 1, batches, labels)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(batch, classes)`` of images ``(batch, channels, height, width)``, in 32 bits or

@@ -17,6 +17,7 @@ from lightning_fedssl.algorithms.proxyfl import ProxyFL
 from lightning_fedssl.algorithms.pseudo_label import PseudoLabel
 from lightning_fedssl.algorithms.rscfed import RSCFed
 from lightning_fedssl.algorithms.sage import SAGE
+from lightning_fedssl.algorithms.self_training import SelfTraining
 from lightning_fedssl.algorithms.semi_sfl import SemiSFL
 from lightning_fedssl.algorithms.semifl import SemiFL
 from lightning_fedssl.algorithms.supervised import Supervised
@@ -42,6 +43,7 @@ __all__ = [
     "ProxyFL",
     "PseudoLabel",
     "RSCFed",
+    "SelfTraining",
     "SemiFL",
     "SemiSFL",
     "Supervised",

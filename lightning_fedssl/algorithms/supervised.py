@@ -71,6 +71,7 @@ class Supervised(FederatedAlgorithm):
             server_view=getattr(method, "server_view", "weak"),
             init_from=method.init_from,
             init_except=method.init_except,
+            init_head=method.init_head,
             freeze=method.freeze_patterns,
         )
         # Not as arguments: the constructor copies those, and a parser's factories cannot be copied.

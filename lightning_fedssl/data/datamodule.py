@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from lightning_fedssl.data import datasets, image_files
 from lightning_fedssl.data.augment.custom import BatchView, check_view, views_of
 from lightning_fedssl.data.augment.views import STRONG, WEAK, resized
 from lightning_fedssl.data.datasets import ImageSplit, shortened
+from lightning_fedssl.data.features import FeatureExtractor, Moments, views_of_features
 from lightning_fedssl.data.held_out import choose_rows, limit_test
 from lightning_fedssl.data.local_data import LocalData, Views
 from lightning_fedssl.data.partition.base import Iid, Partition
@@ -26,11 +28,12 @@ from lightning_fedssl.data.partition.federated_split import FederatedSplit, Spli
 from lightning_fedssl.data.partition.natural import NaturalClients
 from lightning_fedssl.data.partition.statistics import statistics
 from lightning_fedssl.data.sources.arrays import Arrays, Datasets, as_dataset
-from lightning_fedssl.data.sources.base import DataSource, LoadedData, check_loaded
+from lightning_fedssl.data.sources.base import DataSource, LoadedData, check_loaded, measure
 from lightning_fedssl.data.sources.image_lists import ImageFolder, ImageTable
 from lightning_fedssl.data.sources.lightning_data import FromLightning
 from lightning_fedssl.data.sources.reading import Reading
 from lightning_fedssl.data.sources.table import Table
+from lightning_fedssl.models.backbones import Backbone
 
 _HASHED_AT_ONCE = 1024
 """Samples of which bytes are copied at a time."""
@@ -45,6 +48,7 @@ _OF_SETUP = (
     "validation",
     "weak",
     "strong",
+    "backbone",
     "normalize",
     "resize",
     "max_train_images",
@@ -94,22 +98,28 @@ class FederatedDataModule(LightningDataModule):
             your own have no usual one.
         strong: Strong augmentation: auto, fixmatch, semifl, fedmatch, digits, none (the weak one),
             or a function.
-        normalize: Shift and scale the pixels by the data set's mean and standard deviation;
-            without, they are 0 to 1.
+        backbone: A frozen network whose features take the place of the samples, computed once for
+            all parties, of the plain view and of two weak and two strong views: TimmBackbone,
+            RandomKernels, or any callable from a float batch ``(n, ...)`` to features ``(n, d)``.
+        normalize: Shift and scale the pixels (with a backbone the features) by the data set's mean
+            and standard deviation; without, pixels are 0 to 1. Or the mean and the deviation of
+            each channel that a pretrained network was trained with: ``{mean: [...], std: [...]}``,
+            for pixels from 0 to 1.
         image_size: Side of the images in pixels; for image_folder and a .csv file of images only,
-            and needed there.
+            and needed there, unless the backbone has a size.
         resize: Side of the square images that the network receives, such as 224 for a pretrained
-            network; views are enlarged or reduced to it (bilinear) when they are made. For the data
-            sets with a name.
+            network; views are enlarged or reduced to it (bilinear) when they are made. For 8-bit
+            images.
         max_train_images: Use at most this many training images, balanced over the classes, for a
             quick trial.
         max_test_images: Use at most this many test images, balanced over the classes, for a quick
             trial.
         predict_root: A folder of new images for ``predict``, with any folders below it; the test
             images if left out. Only where the samples of the data set are 8-bit pixels.
-        cache_dir: A folder for image files that are too many for memory: each is decoded once, and
-            the images are read from a memory-mapped file; for image_folder, ImageTable and
-            SiteFolders. On a GPU they are in its memory.
+        cache_dir: A folder for features of a backbone, which later runs on the same samples read;
+            and for image files that are too many for memory: each is decoded once, and the images
+            are read from a memory-mapped file; for image_folder, ImageTable and SiteFolders. On a
+            GPU they are in its memory.
 
     Raises:
         ValueError: If a value is out of range; the message names the key.
@@ -134,7 +144,8 @@ class FederatedDataModule(LightningDataModule):
         eval_batch_size: int = 250,
         weak: BatchView | Callable[..., Any] | str = "auto",
         strong: BatchView | Callable[..., Any] | str = "auto",
-        normalize: bool = True,
+        backbone: Backbone | Callable[..., Any] | None = None,
+        normalize: bool | dict[str, list[float]] = True,
         image_size: int | None = None,
         resize: int | None = None,
         max_train_images: int | None = None,
@@ -157,6 +168,7 @@ class FederatedDataModule(LightningDataModule):
         self.eval_batch_size = eval_batch_size
         self.weak = weak
         self.strong = strong
+        self.backbone = backbone
         self.normalize = normalize
         self.image_size = image_size
         self.resize = resize
@@ -168,15 +180,19 @@ class FederatedDataModule(LightningDataModule):
         self.reading = Reading() if self.source is None else self.source.reading
         if self.source is None:
             self.spec = datasets.SPECS[datasets.canonical_name(str(dataset))]
-        elif resize is not None:
-            raise ValueError(
-                "data.resize is for data sets with a name; give your own images in the size to "
-                "train on"
-            )
         else:
             self.source.cache_dir = cache_dir
             self.spec = self.source.describe()
-            self._make_views()  # refuses wrong names before anything is set up
+        if resize is not None and not (self.spec.pixels and backbone is None):
+            raise ValueError("data.resize is for 8-bit images without data.backbone; leave it out")
+        if isinstance(normalize, dict) and (
+            backbone is not None or {len(v) for v in normalize.values()} != {self.spec.in_shape[0]}
+        ):
+            raise ValueError(
+                f"data.normalize needs a mean and a std for each of {self.spec.in_shape[0]} "
+                "channels; a backbone takes its own as data.backbone.init_args.mean and .std"
+            )
+        self._views_of_samples()  # refuses wrong names before anything is set up
 
     @classmethod
     def from_datasets(  # type: ignore[override]
@@ -261,6 +277,11 @@ class FederatedDataModule(LightningDataModule):
                 raise ValueError(
                     f"data.{key} must be one of {', '.join(choices)}; got {shortened(value)}"
                 )
+        if isinstance(self.normalize, dict) and self.normalize.keys() != {"mean", "std"}:
+            raise ValueError(
+                "data.normalize must be true, false, or {mean: [...], std: [...]}; got "
+                f"{shortened(self.normalize)}"
+            )
         if self.validation != "test" and not (
             isinstance(self.validation, (int, float)) and 0 <= self.validation < 1
         ):
@@ -278,7 +299,7 @@ class FederatedDataModule(LightningDataModule):
         self, dataset: DataSource | LightningDataModule | str | Path
     ) -> DataSource | None:
         """The source of data that is given by class, file or folder; None for a name."""
-        size, source = self.image_size, None
+        size, source = self.image_size or getattr(self.backbone, "size", None), None
         if isinstance(dataset, (DataSource, LightningDataModule)):
             source = FromLightning(dataset) if isinstance(dataset, LightningDataModule) else dataset
         elif Path(dataset).suffix in (".csv", ".npz") and Path(dataset).is_file():
@@ -291,7 +312,7 @@ class FederatedDataModule(LightningDataModule):
                     "data.image_size: image_folder needs the side of its images in pixels, e.g. 32"
                 )
             return ImageFolder(self.root, size)
-        if size is not None:
+        if self.image_size is not None:
             raise ValueError(
                 "data.image_size is for image_folder and a .csv file of images; leave it out"
             )
@@ -321,11 +342,21 @@ class FederatedDataModule(LightningDataModule):
 
         Known before :meth:`setup`.
         """
-        return (
-            self.spec.in_shape
-            if self.resize is None
-            else (self.spec.in_shape[0], self.resize, self.resize)
-        )
+        if self.backbone is not None:
+            return (self._width,)
+        if self.resize is not None:
+            return (self.spec.in_shape[0], self.resize, self.resize)
+        return self.spec.in_shape
+
+    @cached_property
+    def _extractor(self) -> FeatureExtractor:
+        assert self.backbone is not None
+        return FeatureExtractor(self.backbone, self._views_of_samples(), self.cache_dir)
+
+    @cached_property
+    def _width(self) -> int:
+        """Features of a sample."""
+        return self._extractor.width(self.spec.in_shape, self.spec.pixels)
 
     @property
     def has_validation(self) -> bool:
@@ -363,17 +394,21 @@ class FederatedDataModule(LightningDataModule):
         loaded = check_loaded(LoadedData(*self._load()), name)
         self.spec = loaded.spec
         self._report(loaded)
+        for stale in ("_extractor", "_width"):
+            vars(self).pop(stale, None)
         self._train = loaded.train
         self._test = limit_test(loaded.test, self.max_test_images, self.num_classes, seed)
         self._own_validation = None if self.validation in ("test", 0) else loaded.validation
         self._own_hash: str | None = None
         self._partition(seed)
-        self.views = self._make_views()
+        views = self._views_of_samples()
+        shape = self.spec.in_shape if self.backbone is not None else self.in_shape
         for key, view in (("weak", self.weak), ("strong", self.strong)):
             if not isinstance(view, str):
-                check_view(
-                    getattr(self.views, key), self._train.images[:3], f"data.{key}", self.in_shape
-                )
+                check_view(getattr(views, key), self._train.images[:3], f"data.{key}", shape)
+        if self.backbone is not None:
+            self._replace_by_features()
+        self.views = self._make_views()
         self._double_views: Views | None = None
         self.seed = seed
         self._set_up_with = wanted
@@ -441,6 +476,20 @@ class FederatedDataModule(LightningDataModule):
         outside = used.clone()
         outside[self._server] = False
         self._outside_server = outside.nonzero().flatten()
+
+    def _replace_by_features(self) -> None:
+        """Takes features of the backbone for the samples that the federation uses."""
+        self.own_data_hash()  # of the samples themselves
+        used = torch.cat([self._outside_server, self._server, self._validation]).unique()
+        used = used[used < len(self._train.images)]  # a server of other machines has its own alone
+        found = self._extractor(self._train.images[used], augmented=True)
+        features = torch.zeros(len(self._train.images), *found.shape[1:])
+        features[used] = found
+        self._moments = measure(found[:, 0])
+        self._train = replace(self._train, images=features)
+        self._test = replace(self._test, images=self._extractor(self._test.images))
+        if (own := self._own_validation) is not None:
+            self._own_validation = replace(own, images=self._extractor(own.images))
 
     def to(self, device: torch.device | str) -> None:
         """Moves the images and all indices to a device, once.
@@ -564,10 +613,11 @@ class FederatedDataModule(LightningDataModule):
                 Path(self.predict_root, name)
                 for name in files[start : start + self.eval_batch_size]
             ]
-            images = image_files.read_images(paths, self.in_shape, key="data.predict_root").to(
-                device
-            )
-            yield self._plain(images, dtype), torch.full((len(paths),), -1, device=device)
+            shape = self.in_shape if self.backbone is None else self.spec.in_shape
+            images = image_files.read_images(paths, shape, key="data.predict_root")
+            images = images if self.backbone is None else self._extractor(images)
+            unknown = torch.full((len(paths),), -1, device=device)
+            yield self._plain(images.to(device), dtype), unknown
 
     @property
     def test_labels(self) -> Tensor:
@@ -679,10 +729,38 @@ class FederatedDataModule(LightningDataModule):
         return self._double_views
 
     def _make_views(self, dtype: torch.dtype = torch.float32) -> Views:
-        channels = self.spec.in_shape[0]
-        raw = replace(self.spec, mean=(0.0,) * channels, std=(1.0,) * channels)
-        views = views_of(self.spec if self.normalize else raw, self.weak, self.strong, dtype)
+        if self.backbone is not None:
+            return views_of_features(self.input_normalization, self._extractor.counts, dtype)
+        views = self._views_of_samples(dtype)
         return views if self.resize is None else resized(views, self.spec.in_shape, self.resize)
+
+    def _views_of_samples(self, dtype: torch.dtype = torch.float32) -> Views:
+        """The views of stored samples, before a backbone or a change of size."""
+        mean, std = self.normalization
+        spec = replace(self.spec, mean=mean, std=std)
+        return views_of(spec, self.weak, self.strong, dtype)
+
+    @property
+    def normalization(self) -> Moments:
+        """Mean and deviation by channel by which stored samples are normalised.
+
+        A backbone normalises pixels itself.
+        """
+        if isinstance(self.normalize, dict):
+            return tuple(self.normalize["mean"]), tuple(self.normalize["std"])
+        if self.normalize and not (self.spec.pixels and self.backbone is not None):
+            return self.spec.mean, self.spec.std
+        return (0.0,) * self.spec.in_shape[0], (1.0,) * self.spec.in_shape[0]
+
+    @property
+    def input_normalization(self) -> Moments:
+        """Mean and deviation of what the network receives: of samples, or of features; known after
+        :meth:`setup`.
+        """
+        if self.backbone is None:
+            return self.normalization
+        width = self.in_shape[0]
+        return self._moments if self.normalize else ((0.0,) * width, (1.0,) * width)
 
 
 def require_federated(datamodule: object) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.export.description import Description
+from lightning_fedssl.export.whole import with_backbone
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.storage.named_value import imported, named_values
 
@@ -41,6 +42,8 @@ def named_arguments(algorithm: FederatedAlgorithm) -> dict[str, Any]:
 def network_of(path: Path, trust: Sequence[str] = ()) -> tuple[nn.Module, Description]:
     """The trained network of a checkpoint, in evaluation mode, and its description.
 
+    A network that was trained on features has the backbone in front.
+
     Args:
         path: The checkpoint.
         trust: Names of modules of which the checkpoint may name any class or function; without
@@ -67,4 +70,7 @@ def network_of(path: Path, trust: Sequence[str] = ()) -> tuple[nn.Module, Descri
             "none"
         )
     model = algorithm.load_from_checkpoint(path, map_location="cpu", trust=trust)
-    return model.configured_network().eval(), description
+    network = model.configured_network().eval()
+    if "backbone" in description:
+        return with_backbone(network, description, trust)
+    return network, description

@@ -38,7 +38,9 @@ def describe_model(
     scaled to 0..1, or ``numbers`` as the data set holds them), ``normalization`` (mean and standard
     deviation of the input per channel or feature), ``resize`` (how image files get the size of
     ``in_shape``; None for other samples), ``trained_dtype`` (the type of the weights in the run),
-    ``rounds``, ``metrics``, ``metric_rounds``, ``citation`` and, of a private run, ``privacy``.
+    ``rounds``, ``metrics``, ``metric_rounds``, ``citation`` and, of a private run, ``privacy``. Of
+    a run on features also ``backbone``: the frozen network in front (class path and ``init_args``)
+    and the samples that it takes (``in_shape``, ``input``, ``normalization``).
 
     Args:
         algorithm: The algorithm.
@@ -70,6 +72,7 @@ def describe_model(
         "metric_rounds": dict(metric_rounds or {}),
         "citation": citation(type(algorithm)),
         **({"privacy": dict(privacy)} if privacy else {}),
+        **({"backbone": _describe_backbone(data)} if data.backbone is not None else {}),
     }
 
 
@@ -82,8 +85,8 @@ def describe_data(data: FederatedDataModule) -> dict[str, Any]:
     """
     return {
         "class_names": list(data.spec.class_names),
-        "input": "pixels" if data.spec.pixels else "numbers",
-        "normalization": _normalization(data),
+        "input": "pixels" if data.spec.pixels and data.backbone is None else "numbers",
+        "normalization": _by_name(data.input_normalization),
     }
 
 
@@ -107,14 +110,24 @@ def citation(algorithm: type[FederatedAlgorithm]) -> str:
     return " ".join(" ".join(doc.split("\n\n")[:2]).split())
 
 
-def _normalization(data: FederatedDataModule) -> dict[str, list[float]]:
-    channels = data.in_shape[0]
-    mean, std = (
-        (data.spec.mean, data.spec.std)
-        if data.normalize
-        else ((0.0,) * channels, (1.0,) * channels)
-    )
-    return {"mean": list(mean), "std": list(std)}
+def _by_name(moments: tuple[tuple[float, ...], tuple[float, ...]]) -> dict[str, list[float]]:
+    return {"mean": list(moments[0]), "std": list(moments[1])}
+
+
+def _describe_backbone(data: FederatedDataModule) -> dict[str, Any]:
+    """The frozen network in front of the trained one, and the samples that it takes."""
+    try:
+        named = named_value(data.backbone)
+    except NotNamedError:
+        named = None
+    spec = data.spec
+    return {
+        "class_path": named["class_path"] if isinstance(named, dict) else named,
+        "init_args": named["init_args"] if isinstance(named, dict) else {},
+        "in_shape": list(spec.in_shape),
+        "input": "pixels" if spec.pixels else "numbers",
+        "normalization": _by_name(data.normalization),
+    }
 
 
 def _describe_network(algorithm: FederatedAlgorithm, data: FederatedDataModule) -> dict[str, Any]:

@@ -5,6 +5,7 @@ configured one.
 from __future__ import annotations
 
 from lightning_fedssl.models.alexnet import AlexNet
+from lightning_fedssl.models.backbones import Backbone, RandomKernels, TimmBackbone
 from lightning_fedssl.models.cnn import CNN
 from lightning_fedssl.models.cnn13 import CNN13
 from lightning_fedssl.models.emnist_cnn import EMNISTCNN
@@ -27,14 +28,17 @@ __all__ = [
     "VGG11",
     "VGG16",
     "AlexNet",
+    "Backbone",
     "Network",
     "NetworkFactory",
     "NormKind",
+    "RandomKernels",
     "ResNet8",
     "ResNet9",
     "ResNet18",
     "SignalCNN",
     "StaticBatchNorm2d",
+    "TimmBackbone",
     "TimmLoRA",
     "WideResNet",
     "build_network",

@@ -82,38 +82,39 @@ def load_weights(network: nn.Module, path: str | Path, left_out: Sequence[str] =
             tensor.copy_(found[name])
 
 
-def read_weights(path: Path) -> State:
+def read_weights(path: Path, key: str = "model.init_from") -> State:
     """The tensors of a file by name, without what wrappers put before the names.
 
     Args:
         path: See :func:`load_weights`.
+        key: The key of the configuration that a message names.
 
     Raises:
         ValueError: The file does not exist, cannot be read, or has no weights.
     """
     if not path.is_file():
         raise ValueError(
-            f"model.init_from: there is no file {path.absolute()}; give the path of a file with "
+            f"{key}: there is no file {path.absolute()}; give the path of a file with "
             "weights, or null where "
             "a checkpoint brings the weights"
         )
-    tensors = _tensors_of(_content(path))
+    tensors = _tensors_of(_content(path, key))
     if not tensors:
         raise ValueError(
-            f"model.init_from: {path} holds no tensors by name; save weights by "
+            f"{key}: {path} holds no tensors by name; save weights by "
             "torch.save(network.state_dict(), path)"
         )
     return _without_prefixes(tensors)
 
 
-def _content(path: Path) -> Any:
+def _content(path: Path, key: str) -> Any:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever the bytes of a foreign file cause
         raise ValueError(
-            f"model.init_from: {path} cannot be read as a file of weights: it is damaged or of "
+            f"{key}: {path} cannot be read as a file of weights: it is damaged or of "
             "another kind, or holds "
             "more than tensors; save the weights alone by torch.save(network.state_dict(), path)"
         ) from error

@@ -229,7 +229,7 @@ class PseudoLabelPoison(Attack):
 
     def check_data(self, data: FederatedDataModule) -> None:
         """The samples are images."""
-        if not data.spec.pixels:
+        if not data.spec.pixels or data.backbone is not None:
             raise ValueError(
                 "trainer.attack: PseudoLabelPoison changes 8-bit pixels, and these samples are "
                 "others"

@@ -184,7 +184,8 @@ def _constructor_arguments(value: Any) -> dict[str, Any]:
     names = [
         name for name in inspect.signature(type(value)).parameters if name not in ("args", "kwargs")
     ]
-    if not all(hasattr(value, name) for name in names) or hasattr(value, "state_dict"):
+    trained = hasattr(value, "state_dict") and not getattr(value, "follows_from_arguments", False)
+    if trained or not all(hasattr(value, name) for name in names):
         raise NotNamedError(
             f"a {type(value).__name__} does not show the arguments that it was made with"
         )

@@ -17,6 +17,7 @@ from lightning.pytorch.core.hooks import ModelHooks
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.callbacks import (
     CollapseDetector,
@@ -203,6 +204,20 @@ def prepare_model(
     if not hasattr(algorithm, "server"):
         algorithm.server = ServerState.of(algorithm, algorithm.local_modules)
     algorithm.server.to(fabric.device)  # an earlier command may have run on another device
+
+
+def start_run(
+    model: FederatedAlgorithm, datamodule: FederatedDataModule, dtype: torch.dtype
+) -> None:
+    """Set what a new run begins with from the server's labels; the global model begins with it.
+
+    Args:
+        model: The algorithm, with its network.
+        datamodule: The data.
+        dtype: The floating type of the samples.
+    """
+    model.on_run_start(datamodule.local_data(sampling.SERVER, 0, dtype))
+    model.server = ServerState.of(model, model.local_modules)
 
 
 def choose_callbacks(

@@ -405,7 +405,10 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
             setup.warn_of_what_costs(self)
         EvaluationMetrics(self.metrics, datamodule.num_classes)  # refuses unusable ones at once
         model.trainer = self
+        is_new = stage == "fit" and not hasattr(model, "server")
         setup.prepare_model(self, model, datamodule)
+        if is_new:
+            setup.start_run(model, datamodule, self.dtype)
         weights = [p for p in model.parameters() if p.requires_grad]
         self.client_optimizer, self.server_optimizer = (
             setup.build_optimizer(factory, weights, key)

@@ -31,6 +31,7 @@ from lightning_fedssl.algorithms import (
     ProxyFL,
     PseudoLabel,
     RSCFed,
+    SelfTraining,
     SemiSFL,
     Supervised,
 )
@@ -119,6 +120,11 @@ def mixed_clients(**kwargs: Any) -> ToyData:
 
 def toy_uda(**kwargs: Any) -> UDA:
     return toy(UDA, **{"threshold": 0.4} | kwargs)
+
+
+def toy_self_training(**kwargs: Any) -> SelfTraining:
+    given: dict[str, Any] = {"optimizer": plain_sgd, "init_head": "labels"}
+    return toy(SelfTraining, **given | kwargs)
 
 
 def toy_sage(**kwargs: Any) -> SAGE:
@@ -211,6 +217,7 @@ METHODS: dict[str, Any] = {
     "fedswitch": (lambda: toy_fedswitch(ByNumber), ToyData),
     "fixmatch": (lambda: toy_fixmatch(server_phase="before", prox_mu=0.1), ToyData),
     "uda": (toy_uda, ToyData),
+    "self_training": (toy_self_training, ToyData),
     "sage": (toy_sage, mixed_clients),
     "proxyfl": (toy_proxyfl, mixed_clients),
     "fixmatch_clients": (lambda: toy_fixmatch(keep_client_optimizer=True), mixed_clients),
@@ -230,7 +237,7 @@ METHODS = {name: (make, partial(data, max_train_images=72)) for name, (make, dat
 STATELESS = {
     "cbafed",
     "semifl_paper", "supervised", "data_sharing", "fedswitch", "fixmatch", "uda", "sage", "proxyfl", "pseudo_label",
-    "mean_teacher",
+    "mean_teacher", "self_training",
 }  # fmt: skip
 
 

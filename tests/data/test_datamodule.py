@@ -254,7 +254,7 @@ def test_prepare_data_downloads_only_when_configured(monkeypatch: pytest.MonkeyP
         ({"weak": "much"}, r"data\.weak must be one of auto, flip_crop, crop, random_resized_crop, none; got much"),
         ({"strong": "much"}, r"data\.strong must be one of auto, fixmatch, semifl"),
         ({"resize": 0}, r"data\.resize must be a whole number from 1"),
-        ({"resize": 32, "dataset": BreastCancer()}, r"data\.resize is for data sets with a name"),
+        ({"resize": 32, "dataset": BreastCancer()}, r"data\.resize is for 8-bit images"),
         ({"max_test_images": 0}, r"data\.max_test_images must be"),
         ({"partition": "Iid"}, r"data\.partition is 'Iid'; in Python give an object"),
     ],

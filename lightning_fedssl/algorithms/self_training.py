@@ -1,0 +1,108 @@
+"""Federated self-training of a classifier on frozen features: the safe default of pretrained
+networks.
+
+H. J. Scudder, "Probability of Error of Some Adaptive Pattern-Recognition Machines", IEEE
+Transactions on Information Theory 1965, with labels weighted by confidence and no threshold, as the
+full-batch gradients of FedSGD (B. McMahan et al., AISTATS 2017, arXiv 1602.05629). D. Berthelot et
+al., "ReMixMatch", ICLR 2020, arXiv 1911.09785, align predictions with class shares.
+
+A round is one step of gradient descent on all samples of the federation:
+
+1. the server sends the classifier w, and the ratio of class shares r;
+2. each client labels its samples, ``y = argmax r p``, with confidence ``c = max r p / sum r p``,
+   and sends the gradient of ``sum c CE(x, y) / sum c``, as the weights after one step, and ``sum
+   c``;
+3. the server makes the same step on its labels, and averages: the clients by ``sum c``, then both
+   halves, so that labels weigh as much as all other samples together.
+
+The mean of gradients is that of the pooled data, however these are partitioned: skewed clients do
+no harm. Shares are the mean of the labels' and of the predicted ones: neither is trusted alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_fedssl.algorithms.common import checks
+from lightning_fedssl.algorithms.common.server_phases import ServerPhases
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels
+from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.state import Batch, ClientUpdate
+
+if TYPE_CHECKING:
+    from lightning_fedssl.data.datamodule import FederatedDataModule
+
+
+class SelfTraining(ServerPhases):
+    """Self-training with one full-batch gradient of every client in a round.
+
+    The optimizer is plain SGD; its ``weight_decay`` is the regularisation of the classifier, and
+    ``data.server_batch_size`` takes all labels at once if it is at least their number. All clients
+    should take part in a round (``trainer.clients_per_round``); with some of them the gradient is
+    an estimate.
+
+    Args:
+        kwargs: The arguments of
+            :class:`~lightning_fedssl.algorithms.common.server_phases.ServerPhases`; the phase is
+            ``parallel``.
+    """
+
+    label_shares: Tensor
+    predicted_shares: Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs = {"server_phase": "parallel", "server_steps": 1, **kwargs}
+        super().__init__(**kwargs)
+
+    def configure_model(self) -> None:
+        """The network, and the class shares of labels and predictions, equal before the run."""
+        super().configure_model()
+        classes = self.num_classes or 1
+        for name in ("label_shares", "predicted_shares"):
+            if not hasattr(self, name):
+                self.register_buffer(name, torch.full((classes,), 1 / classes))
+
+    def on_run_start(self, data: LocalData) -> None:
+        """Count the classes of the server's labels."""
+        super().on_run_start(data)
+        counts = torch.bincount(data.labels, minlength=len(self.label_shares))
+        self.label_shares.copy_(counts / counts.sum())
+
+    def check_data(self, data: FederatedDataModule) -> None:
+        """Labels at the server, other samples at the clients."""
+        checks.labels_at(data, "server", "SelfTraining")
+        checks.has_unlabeled(data, "SelfTraining")
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        """Label all samples of a client: ``y = argmax r p``, with their confidence c."""
+        x = data.plain(data.unlabeled)
+        with torch.no_grad():
+            p = self(x).softmax(1)
+        aligned = p * (self.label_shares + self.predicted_shares) / self.predicted_shares
+        confidence, y = (aligned / aligned.sum(1, keepdim=True)).max(1)
+        batch = {"x": x, "y": y, "weight": confidence}
+        total = confidence.sum()
+        payload = {"weight": total, "predicted_shares": confidence @ p / total}
+        pseudo = PseudoLabels(y, confidence, torch.ones_like(y, dtype=torch.bool))
+        return LocalWork(len(y), min(len(y), 1), lambda step: batch, pseudo, payload=payload)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        """``sum c CE(x, y) / sum c``."""
+        loss = F.cross_entropy(self(batch["x"]), batch["y"], reduction="none")
+        return (batch["weight"] * loss).sum() / batch["weight"].sum()
+
+    def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
+        """Send the predicted class shares in the place of those received."""
+        weight, shares = update.payload["weight"], update.payload["predicted_shares"]
+        buffers = {**update.buffers, "predicted_shares": shares}
+        return replace(update, buffers=buffers, payload={"weight": weight})
+
+    def client_weight(self, update: ClientUpdate) -> float:
+        """``sum c``, of all of the client's samples."""
+        return float(update.payload["weight"])

