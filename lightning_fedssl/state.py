@@ -183,6 +183,9 @@ def load_optimizer_state(optimizer: Optimizer, state: State) -> None:
 
     Momenta that are missing are 0 for fused SGD, which creates those of all weights at a step or of
     none.
+
+    Raises:
+        ValueError: A tensor has not the shape of its weight, and the kernel would not check it.
     """
     parameters = [(p, group) for group in optimizer.param_groups for p in group["params"]]
     optimizer.state.clear()
@@ -200,6 +203,11 @@ def load_optimizer_state(optimizer: Optimizer, state: State) -> None:
             # weight.
             optimizer.state[p][name] = torch.empty_like(p, dtype=value.dtype).copy_(
                 value, non_blocking=True
+            )
+        elif value.dim() and group.get("fused"):  # whose kernels would read beyond its end
+            raise ValueError(
+                f"{key} of a stored optimizer state has not the shape of its weight; resume "
+                "another checkpoint"
             )
         else:
             optimizer.state[p][name] = value.to(

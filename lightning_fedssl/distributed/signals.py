@@ -13,7 +13,10 @@ from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _log = logging.getLogger(__name__)
 

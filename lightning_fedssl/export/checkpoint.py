@@ -55,13 +55,12 @@ def network_of(path: Path, trust: Sequence[str] = ()) -> tuple[nn.Module, Descri
             earlier version; if its method or its network cannot be imported by name, or is not
             trusted.
     """
-    description: Description | None = checkpoint_file.load(path).get("model")
-    if description is None or description["network"]["class_path"] is None:
+    description: Description = checkpoint_file.load(path)["model"]
+    if description["network"]["class_path"] is None:
         raise ValueError(
             f"ckpt_path: {path} does not name the class of its network: it has no import path (a "
-            "lambda, a module that "
-            "was built before the run), or an earlier version wrote the file; use the "
-            "model.safetensors that fit wrote"
+            "lambda, a module that was built before the run); use the model.safetensors that fit "
+            "wrote"
         )
     algorithm = imported(description["algorithm"], (FederatedAlgorithm,), trust)
     if not (isinstance(algorithm, type) and issubclass(algorithm, FederatedAlgorithm)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,34 @@ Checkpoint = dict[str, Any]
 FORMAT = 2
 """The version of the layout."""
 
-_KEYS = {
-    "state_dict",
-    "callbacks",
-    "round",
-    "federation",
-    "algorithm",
-    "seed",
-    "partition",
-    "metrics",
+_TENSORS = {str: Tensor}
+_LAYOUT: dict[Any, Any] = {
+    "state_dict": _TENSORS,
+    "hyper_parameters": {str: object},
+    "settings": {str: object},
+    "callbacks": {str: object},
+    "model": {"algorithm": str, "network": {"class_path": object}, "metric_rounds": {str: int}},
+    "round": int,
+    "max_rounds": int | None,  # early checkpoints have none
+    "algorithm": str,
+    "seed": int,
+    "partition": str,
+    "metrics": {str: float},
+    "total_bytes": float,
+    "federation": {
+        "parameters": _TENSORS,
+        "buffers": _TENSORS,
+        "momentum": _TENSORS,
+        "extra": {str: _TENSORS},
+        "server_optimizer": _TENSORS,
+        "clients": {int: _TENSORS},
+        "client_states_left_out": bool,
+        "version": int,
+    },
 }
+"""The type of each entry that is read; of a mapping its entries, or the types of all of its keys
+and values."""
+
 _MAPPINGS = {dict, OrderedDict, Counter}
 _SEQUENCES = {list, tuple, torch.Size}
 _PLAIN = {int, float, bool, str, bytes, complex, type(None), Tensor, nn.Parameter}
@@ -52,14 +71,17 @@ def load(path: Path) -> Checkpoint:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is truncated, damaged or no checkpoint of this package, or if a
-            weight is not finite.
+        ValueError: If the file is truncated, damaged or no checkpoint of this package, if an entry
+            is missing or has another type, or if a weight is not finite.
     """
     if not path.is_file():
         raise FileNotFoundError(
             f"ckpt_path: there is no file {path}; give the path of a .ckpt file, or last, or best"
         )
     try:
+        with zipfile.ZipFile(path) as archive:  # torch.load reads changed numbers as they are
+            if record := archive.testzip():
+                raise zipfile.BadZipFile(f"{record} was changed")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
@@ -72,7 +94,7 @@ def load(path: Path) -> Checkpoint:
             f"ckpt_path: {path} is truncated or damaged ({type(error).__name__}); use another "
             "checkpoint of the run"
         ) from error
-    if not isinstance(checkpoint, dict) or not checkpoint.keys() >= _KEYS:
+    if not isinstance(checkpoint, dict) or "federation" not in checkpoint:
         raise ValueError(
             f"ckpt_path: {path} is no checkpoint of a federated run; use one written by this "
             "package"
@@ -83,9 +105,14 @@ def load(path: Path) -> Checkpoint:
             f"format {FORMAT}: use "
             "the version of lightning-fedssl that wrote it"
         )
-    weights = {**checkpoint["state_dict"], **checkpoint["federation"].get("parameters", {})}
+    if place := _misfit(checkpoint, _LAYOUT, "checkpoint"):
+        raise ValueError(
+            f"ckpt_path: {place} is missing in {path}, or has another type; use another checkpoint "
+            "of the run"
+        )
+    weights = {**checkpoint["state_dict"], **checkpoint["federation"]["parameters"]}
     odd = [name for name, tensor in weights.items() if not torch.isfinite(tensor).all()]
-    if type(checkpoint["round"]) is not int or checkpoint["round"] < 0 or odd:
+    if checkpoint["round"] < 0 or odd:
         wrong = f"{odd[0]} is not finite" if odd else f"its round is {checkpoint['round']!r}"
         raise ValueError(f"ckpt_path: {wrong} in {path}; use a checkpoint of an earlier round")
     return checkpoint
@@ -128,6 +155,23 @@ def is_plain(value: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+def _misfit(value: Any, layout: Any, place: str) -> str | None:
+    """The place of the first entry that a layout has and a value has not; None if it fits."""
+    if not isinstance(layout, dict):
+        return None if isinstance(value, layout) else place
+    if not isinstance(value, dict):
+        return place
+    for key, part in layout.items():
+        any_name = isinstance(key, type)
+        for name in value if any_name else (key,):
+            inner = f"{place}[{name!r}]"
+            if any_name and not isinstance(name, key):
+                return inner
+            if wrong := _misfit(value.get(name), part, inner):
+                return wrong
+    return None
 
 
 def _check_plain(value: Any, place: str) -> None:

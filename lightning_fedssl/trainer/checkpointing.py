@@ -194,6 +194,18 @@ def take(trainer: Run, weights_only: bool = False) -> checkpoint_file.Checkpoint
     return checkpoint
 
 
+@contextmanager
+def _loading(entry: str, path: Path) -> Iterator[None]:
+    """Inside, an error means that an entry of a checkpoint lacks a part, or has a wrong one."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"ckpt_path: {entry} in {path} lacks a part, or has one that does not fit ({error!r}); "
+            "use another checkpoint of the run"
+        ) from error
+
+
 def load_model(trainer: Run, path: Path) -> checkpoint_file.Checkpoint:
     """Load the global model and the callbacks' state, for evaluation.
 
@@ -221,7 +233,7 @@ def load_model(trainer: Run, path: Path) -> checkpoint_file.Checkpoint:
     server.update(state["parameters"], state["buffers"])
     # Callbacks evaluate other models, such as group means, together with the global model of the
     # same round.
-    server.extra = {kind: dict(tensors) for kind, tensors in state.get("extra", {}).items()}
+    server.extra = {kind: dict(tensors) for kind, tensors in state["extra"].items()}
     server.to(trainer.fabric.device)
     trainer.algorithm.on_load_checkpoint(loaded)
     frozen = frozen_state(trainer.algorithm)
@@ -231,7 +243,8 @@ def load_model(trainer: Run, path: Path) -> checkpoint_file.Checkpoint:
     server.version = state["version"]
     trainer.enter(Round(loaded["round"], trainer.max_rounds))
     trainer.algorithm.origin = {key: loaded[key] for key in ("seed", "partition", "model")}
-    restore(trainer.callbacks, loaded["callbacks"])
+    with _loading("callbacks", path):
+        restore(trainer.callbacks, loaded["callbacks"])
     return loaded
 
 
@@ -349,16 +362,19 @@ def resume(trainer: Run, path: Path) -> int:
     check_same_samples(trainer, loaded, path, _OF_SAMPLES[2:])
     _warn_of_a_stretched_schedule(trainer, loaded)
     state, server = loaded["federation"], trainer.algorithm.server
+    if not trainer.allow_changed:
+        _check_shapes(state, path)
     server.momentum = dict(state["momentum"])
     server.to(trainer.fabric.device)
     if state["server_optimizer"]:
-        load_optimizer_state(trainer.server_optimizer, state["server_optimizer"])
+        with _loading("server_optimizer", path):
+            load_optimizer_state(trainer.server_optimizer, state["server_optimizer"])
     _load_clients(trainer, path, state)
     # The test of a run that had finished is not a test of the longer run.
     kept = {k: v for k, v in loaded["metrics"].items() if not k.startswith(_OF_END)}
-    known = loaded.get("model", {}).get("metric_rounds", {})
+    known = loaded["model"]["metric_rounds"]
     evaluated = {stage: number for stage, number in known.items() if stage != "test"}
-    trainer.restore(kept, evaluated, loaded.get("total_bytes", 0.0))
+    trainer.restore(kept, evaluated, loaded["total_bytes"])
     return int(loaded["round"])
 
 
@@ -392,7 +408,7 @@ def continue_curves(trainer: Run, path: Path) -> None:
 
 def _check_settings(trainer: Run, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
     """Refuse to resume with other settings, unless they are allowed to differ."""
-    changed = differences(loaded.get("settings", {}), settings_of(trainer))
+    changed = differences(loaded["settings"], settings_of(trainer))
     if not changed:
         return
     of_states = any(text.startswith(("trainer.precision ", "model.optimizer ")) for text in changed)
@@ -420,6 +436,21 @@ def _warn_of_a_stretched_schedule(trainer: Run, loaded: checkpoint_file.Checkpoi
             "the run of %d rounds; train anew for that, or set model.schedule.rounds before",
             before, now, found, planned, now,
         )  # fmt: skip
+
+
+def _check_shapes(state: checkpoint_file.Checkpoint, path: Path) -> None:
+    """Refuse a stored tensor that has the name of a weight, and not its shape."""
+    shapes = {name: t.shape for name, t in {**state["parameters"], **state["buffers"]}.items()}
+    of_clients = {f"client {client}": tensors for client, tensors in state["clients"].items()}
+    stored = {"momentum": state["momentum"], **state["extra"], **of_clients}
+    for place, tensors in stored.items():
+        for name, t in tensors.items():
+            weight = name.partition(".")[2] if place in of_clients else name
+            if t.dim() and t.shape != shapes.get(weight, t.shape):
+                raise ValueError(
+                    f"ckpt_path: {name} of {place} in {path} has not the shape of its weight; use "
+                    "another checkpoint of the run, or --trainer.allow_changed true if it is meant"
+                )
 
 
 def _load_clients(trainer: Run, path: Path, state: checkpoint_file.Checkpoint) -> None:

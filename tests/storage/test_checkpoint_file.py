@@ -14,18 +14,19 @@ from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.storage import checkpoint_file
 from tests.toy import ToyData, toy_semifl, toy_trainer
 
-IDENTITY = {
-    "format": checkpoint_file.FORMAT,
-    "algorithm": "A",
-    "seed": 0,
-    "partition": "",
-    "metrics": {},
-    "optimizer": "SGD",
-}
+FEDERATION: dict[str, Any] = {
+    "parameters": {}, "buffers": {}, "momentum": {}, "extra": {}, "server_optimizer": {}, "clients": {},
+    "client_states_left_out": False, "version": 0,
+}  # fmt: skip
+OTHERS = {
+    "format": checkpoint_file.FORMAT, "algorithm": "A", "seed": 0, "partition": "", "metrics": {}, "total_bytes": 0.0,
+    "hyper_parameters": {}, "settings": {}, "callbacks": {},
+    "model": {"algorithm": "A", "network": {"class_path": None}, "metric_rounds": {}},
+}  # fmt: skip
 
 
 def some_checkpoint(**more: Any) -> checkpoint_file.Checkpoint:
-    return {"state_dict": {"w": torch.arange(5.0)}, "callbacks": {}, "round": 3, "federation": {}, **IDENTITY, **more}
+    return {"state_dict": {"w": torch.arange(5.0)}, "round": 3, "federation": FEDERATION, **OTHERS, **more}
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -95,6 +96,22 @@ def test_truncated_file_is_named(tmp_path: Path) -> None:
         checkpoint_file.load(path)
 
 
+def test_a_changed_bit_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    checkpoint_file.save(some_checkpoint(), path)
+    content, refused = path.read_bytes(), 0
+    for place in range(3, len(content), 29):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        try:
+            loaded = checkpoint_file.load(path)
+        except ValueError:
+            refused += 1
+        else:  # between the records
+            assert torch.equal(loaded.pop("state_dict")["w"], torch.arange(5.0))
+            assert loaded == {name: value for name, value in some_checkpoint().items() if name != "state_dict"}
+    assert refused > 20
+
+
 def test_other_files_and_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nothere"):
         checkpoint_file.load(tmp_path / "nothere.ckpt")
@@ -107,9 +124,13 @@ def test_other_files_and_missing_files_are_named(tmp_path: Path) -> None:
     ("wrong", "message"),
     [
         ({"state_dict": {"w": torch.tensor([1.0, torch.nan])}}, "w is not finite"),
-        ({"federation": {"parameters": {"v": torch.tensor(torch.inf)}}}, "v is not finite"),
+        ({"federation": FEDERATION | {"parameters": {"v": torch.tensor(torch.inf)}}}, "v is not finite"),
         ({"round": -5}, "its round is -5"),
-        ({"round": 1.5}, "its round is 1.5"),
+        ({"round": 1.5}, r"checkpoint\['round'\] is missing in .*odd\.ckpt, or has another type"),
+        ({"callbacks": {3: {}}}, r"checkpoint\['callbacks'\]\[3\] is missing"),
+        ({"model": {}}, r"checkpoint\['model'\]\['algorithm'\] is missing"),
+        ({"federation": {**FEDERATION, "clients": 5}}, r"checkpoint\['federation'\]\['clients'\] is missing"),
+        ({"federation": {**FEDERATION, "momentum": {"w": "x"}}}, r"\['momentum'\]\['w'\] is missing"),
         ({"format": 1}, "has the format 1"),
     ],
 )

@@ -228,6 +228,44 @@ def test_a_signal_ends_the_run_in_order_and_resuming_gives_the_same_weights(
     assert_same(weights(resumed), weights(reference))
 
 
+@pytest.mark.parametrize(
+    ("place", "entry", "named"),
+    [
+        (
+            ("federation", "clients", 1),
+            "control.network.classifier.bias",
+            r"control\.network\.classifier\.bias of client 1 in",
+        ),
+        (
+            ("federation", "clients", 1),
+            "optimizer.0.momentum_buffer",
+            r"0\.momentum_buffer of a stored optimizer state",
+        ),
+        (("federation", "momentum"), "network.classifier.bias", r"network\.classifier\.bias of momentum in"),
+        (("federation", "server_optimizer"), "0.momentum_buffer", r"server_optimizer in .*0\.momentum_buffer"),
+        (("federation", "server_optimizer"), "99.momentum_buffer", r"server_optimizer in .*IndexError"),
+        (("callbacks", "CollapseDetector"), "seen", r"callbacks in .*odd\.ckpt lacks a part.*TypeError"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(tmp_path: Path, place: Any, entry: str, named: str) -> None:
+    """A fused kernel would read beyond the end of a momentum that is too small."""
+
+    def make() -> Any:
+        return toy_fedavg(keep_client_optimizer=True, server_momentum=0.5)
+
+    toy_trainer(tmp_path, max_rounds=1, clients_per_round=4).fit(make(), labeled_clients())
+    content = checkpoint_file.load(checkpoint_file.find("last", tmp_path))
+    part = content
+    for name in place:
+        part = part[name]
+    part[entry] = torch.zeros(2)
+    checkpoint_file.save(content, tmp_path / "odd.ckpt")
+    with pytest.raises(ValueError, match=named):
+        toy_trainer(tmp_path, max_rounds=2, clients_per_round=4).fit(
+            make(), labeled_clients(), ckpt_path=tmp_path / "odd.ckpt"
+        )
+
+
 def test_a_checkpoint_of_more_rounds_than_max_rounds_leaves_no_folder(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
