@@ -7,6 +7,8 @@ them. Each fit takes about 30 milliseconds more than the steps themselves.
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -222,6 +224,7 @@ class Fit(Callback):
         self.batch: Any = None
         self.losses: list[Tensor] = []
         self.rates: list[float] = []
+        self.on_sigterm = signal.getsignal(signal.SIGTERM)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """What Lightning calls in place of the module's own: the sum of the losses of all kinds."""
@@ -241,7 +244,12 @@ class Fit(Callback):
         return {**found, "loss": loss}
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        """Multiply the learning rates by the schedule's factor of the round."""
+        """Multiply the learning rates by the schedule's factor of the round.
+
+        Leave SIGTERM to the run: Lightning's handler would end the fit, and with it the round.
+        """
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self.on_sigterm)
         now = self.method.current_round
         factor = self.method.schedule.checked_factor(now.index, now.max_rounds)
         if factor != 1 and trainer.lr_scheduler_configs:

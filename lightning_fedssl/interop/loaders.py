@@ -139,8 +139,8 @@ def _check(loader: Any, kind: str, name: str) -> None:
     if not drawn:
         raise ValueError(
             f"from_lightning: {name} is a {type(loader).__name__} without a length or without a "
-            "batch: give a DataLoader of a data set that has a length and a batch or more; an "
-            "IterableDataset needs __len__, the number of its samples"
+            "batch: give a DataLoader of a data set that has a length and a batch or more; a "
+            "sampler or an IterableDataset needs __len__, the number of its samples"
         )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -36,7 +38,7 @@ from lightning_fedssl.functional.pseudo_labels import pseudo_label
 from lightning_fedssl.interop.loaders import samples_of
 from lightning_fedssl.schedules import Cosine
 from tests.toy import ToyData, assert_same, forked, toy_trainer
-from tests.trainer.helpers import StopAfter, logged
+from tests.trainer.helpers import logged
 
 PAGE = (Path(__file__).parents[2] / "docs" / "lightning_module.md").read_text(encoding="utf-8")
 
@@ -221,6 +223,14 @@ def test_unlabeled_batches_are_trained_as_written_by_hand(tmp_path: Path, case: 
     assert ("server/loss" in trainer.callback_metrics) == (case != "at the clients")
 
 
+class Terminates(FederatedCallback):
+    """Sends SIGTERM within a client's fit of the second round."""
+
+    def on_client_batch_end(self, trainer: Any, algorithm: Any, step: int) -> None:
+        if trainer.round_index == 2 and step == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
 def test_two_ranks_are_one_and_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     clients: list[Lazy] = []
 
@@ -236,7 +246,8 @@ def test_two_ranks_are_one_and_a_resumed_run_is_the_uninterrupted_one(tmp_path: 
     two, of_two = fit(tmp_path / "2", make(), ranks=2, max_rounds=4)
     assert_same(whole, two)
     assert logged(trainer) == logged(of_two)
-    _, stopped = fit(tmp_path / "3", make(), max_rounds=4, callbacks=[StopAfter(2)])
+    _, stopped = fit(tmp_path / "3", make(), max_rounds=4, callbacks=[Terminates()])
+    assert stopped.round_index == 2
     last = Path(stopped.log_dir) / "checkpoints" / "last.ckpt"
     resumed = make()
     with torch.no_grad():
