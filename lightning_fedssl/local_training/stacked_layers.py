@@ -12,14 +12,15 @@ from torch.overrides import TorchFunctionMode
 
 
 class StackedLayers(TorchFunctionMode):
-    """Replaces ``F.linear`` and ``F.batch_norm`` inside ``vmap``.
+    """Replaces ``F.linear``, ``F.batch_norm`` and ``F.group_norm`` inside ``vmap``.
 
     The results are the same up to rounding.
 
     ``vmap`` multiplies the inputs by the transposed weights. So the gradient of the weights comes
     out transposed, which is slow to compute on a CPU, and is copied to the layout of the weights.
-    Here the weights come first. Its batch norm takes three times as many operators, and on a CUDA
-    device refuses activations of 16 bits with statistics of 32. Here it is one over all clients.
+    Here the weights come first. Its norms take three times as many operators, and its batch norm on
+    a CUDA device refuses activations of 16 bits with statistics of 32. Here a norm is one over all
+    clients.
     """
 
     def __torch_function__(
@@ -47,73 +48,77 @@ def _batch_norm(
     running_var: Tensor | None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
+    *settings: Any,
+    **named: Any,
 ) -> Tensor:
-    per_channel = (weight, bias, running_mean, running_var)
-    out, *_ = _FoldedBatchNorm.apply(input, *per_channel, training, momentum, eps)
-    return cast(Tensor, out)
+    x, mean, var = (
+        _Fold.apply(input, input, 1),
+        _fold(running_mean, input),
+        _fold(running_var, input),
+    )
+    affine = (_fold(weight, input), _fold(bias, input), *settings)
+    out = F.batch_norm(x, mean, var, *affine, **named)
+    return cast(Tensor, _Unfold.apply(out, input, 1))
 
 
-class _FoldedBatchNorm(torch.autograd.Function):
-    """Batch norm whose rule for ``vmap`` is one batch norm over clients x channels.
+def _group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *settings: Any,
+    **named: Any,
+) -> Tensor:
+    x = _Fold.apply(input, input, 1)
+    affine = (_fold(weight, input), _fold(bias, input), *settings)
+    out = F.group_norm(x, num_groups * x.shape[1] // input.shape[1], *affine, **named)
+    return cast(Tensor, _Unfold.apply(out, input, 1))
 
-    The rule of PyTorch's own normalises without weight and bias, and applies them by operators of
-    their own.
+
+def _fold(of_channels: Tensor | None, input: Tensor) -> Tensor | None:
+    return None if of_channels is None else _Fold.apply(of_channels, input, 0)
+
+
+class _Fold(torch.autograd.Function):
+    """Takes stacked clients for further channels, in dimension ``dim`` of a client's tensor.
+
+    So a norm is one over clients x channels. ``like`` is a tensor of each client.
     """
 
     @staticmethod
-    def forward(
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        *settings: Any,
-    ) -> tuple[Tensor, ...]:
-        running = (running_mean, running_var)
-        return torch.native_batch_norm(x, weight, bias, *running, *settings)
+    def forward(x: Tensor, like: Tensor, dim: int) -> Tensor:
+        return x.view_as(x)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, weight, bias, *running, training, _, eps = inputs
-        ctx.settings = (training, eps, [True, weight is not None, bias is not None])
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*output[1:])
-        # Training changes the running statistics, and reads them no more.
-        ctx.save_for_backward(x, weight, *((None, None) if training else running), *output[1:])
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.dim = inputs[2]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        settings = (*ctx.saved_tensors, *ctx.settings)
-        gradients = torch.ops.aten.native_batch_norm_backward(grad, *settings)
-        return *gradients, *[None] * 5
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _Unfold.apply(grad, *ctx.saved_tensors, ctx.dim), None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, *others: Any) -> Any:
-        *per_channel, training, momentum, eps = others
-        weight, bias, *running = (
-            None if t is None else _clients_first(t, dim, info.batch_size)
-            for t, dim in zip(per_channel, in_dims[1:], strict=False)
-        )
-        folded = [None if t is None else t.flatten() for t in (weight, bias)]
-        folded += [None if t is None else t.view(-1) for t in running]  # changed in place
-        x = _clients_first(x, in_dims[0], info.batch_size).transpose(0, 1).flatten(1, 2)
-        out, *saved = _FoldedBatchNorm.apply(x, *folded, training, momentum, eps)
-        saved = [t.unflatten(0, (info.batch_size, -1)) if training else t for t in saved]
-        return (out.unflatten(1, (info.batch_size, -1)), *saved), (
-            1,
-            *[0 if training else None] * 2,
-        )
+    def vmap(info: Any, in_dims: Any, x: Tensor, like: Tensor, dim: int) -> tuple[Tensor, None]:
+        shared = in_dims[0] is None
+        clients = x.expand(info.batch_size, *x.shape) if shared else x.movedim(in_dims[0], 0)
+        return clients.movedim(0, dim).flatten(dim, dim + 1), None
 
 
-def _clients_first(tensor: Tensor, dim: int | None, clients: int) -> Tensor:
-    """A tensor ``(clients, ...)``; one without that dimension is the same for all clients."""
-    return tensor.expand(clients, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+class _Unfold(_Fold):
+    """The inverse."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _Fold.apply(grad, *ctx.saved_tensors, ctx.dim), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, like: Tensor, dim: int) -> tuple[Tensor, Any]:
+        return x.unflatten(dim, (info.batch_size, -1)), dim
 
 
 _REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
     F.linear: _linear,
     F.batch_norm: _batch_norm,
+    F.group_norm: _group_norm,
 }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.func import vmap
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from lightning_fedssl.local_training.stacked_layers import StackedLayers
@@ -49,8 +50,23 @@ def test_batch_norm_of_stacked_clients_is_that_of_each(
     torch.testing.assert_close(found, expected)
 
 
-def test_batch_norm_that_all_clients_share_is_stacked() -> None:
-    x, weight = torch.randn(3, 8, 4, 5, 5), torch.rand(4)
+@pytest.mark.parametrize("layer", [nn.BatchNorm2d(4, track_running_stats=False), nn.GroupNorm(2, 4)])
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_norm_has_the_gradients_of_each_client_also_by_func_grad(layer: nn.Module, shared: bool) -> None:
+    """A layer that all clients share, too."""
+    names = [name for name, _ in layer.named_parameters()]
+    weights = [torch.rand(4) if shared else torch.rand(3, 4) for _ in names]
+    x, factor = torch.randn(3, 8, 4, 5, 5), torch.randn(3, 8, 4, 5, 5)
+
+    def loss(weights: list[Tensor], x: Tensor, factor: Tensor) -> Any:
+        out = functional_call(layer, dict(zip(names, weights, strict=True)), (x,))
+        return (out * factor).sum()
+
+    rule = (None if shared else 0, 0, 0)
     with StackedLayers():
-        found = vmap(lambda x: F.batch_norm(x, None, None, weight, None, True))(x)
-    torch.testing.assert_close(found, torch.stack([F.batch_norm(t, None, None, weight, None, True) for t in x]))
+        found = vmap(grad(loss, (0, 1)), rule)(weights, x, factor)
+    for client in range(3):
+        own = weights if shared else [w[client] for w in weights]
+        expected = grad(loss, (0, 1))(own, x[client], factor[client])
+        torch.testing.assert_close(found[1][client], expected[1])
+        torch.testing.assert_close([g[client] for g in found[0]], expected[0])
