@@ -30,6 +30,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
 from lightning_fedssl.functional.frozen import frozen_names
+from lightning_fedssl.functional.recorded import Recorded, Values
 
 Statistics = dict[str, tuple[Tensor, Tensor]]
 """Per layer name the running mean and running variance, ``(channels,)`` each."""
@@ -273,21 +274,30 @@ def batch_moments(network: nn.Module, batches: Iterable[Tensor]) -> dict[str, li
     measured: dict[str, list[Moments]] = {name: [] for name in layers}
     if not layers:
         return measured
+    values: Values = []
+
+    def measure(inputs: dict[str, Tensor], number: int | Tensor) -> Values:
+        values.clear()
+        network(inputs["images"])
+        return [*values]
+
+    recorded = Recorded(measure, "the pass that measures batch norm")
     with evaluating(network):
         for name, layer in layers.items():
-            normalise = partial(_normalise, layer, name, measured[name])
+            normalise = partial(_normalise, layer, name, values)
             layer.forward = normalise  # type: ignore[method-assign]
         try:
-            for images in batches:
-                network(images)
+            for number, images in enumerate(batches):
+                for both, name, count in recorded({"images": images}, number):
+                    measured[name].append(Moments(int(count), *both))
         finally:
             for layer in layers.values():
                 del layer.forward
     return measured
 
 
-def _normalise(layer: _BatchNorm, name: str, measured: list[Moments], x: Tensor) -> Tensor:
-    """A batch-norm layer's forward pass of training, which appends the batch's moments to
+def _normalise(layer: _BatchNorm, name: str, measured: Values, x: Tensor) -> Tensor:
+    """A batch-norm layer's forward pass of training, which appends the batch's mean and variance to
     ``measured``.
     """
     count = x.numel() // x.shape[1]
@@ -305,7 +315,7 @@ def _normalise(layer: _BatchNorm, name: str, measured: list[Moments], x: Tensor)
     out = F.batch_norm(
         x, mean, variance, layer.weight, layer.bias, training=True, momentum=1.0, eps=layer.eps
     )
-    measured.append(Moments(count, mean, variance))
+    measured.append((torch.stack([mean, variance]), name, count))
     return out
 
 

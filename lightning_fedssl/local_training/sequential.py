@@ -24,6 +24,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.recorded import Recorded, Values
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import (
     Batch,
@@ -157,7 +158,7 @@ class Loop:
     def train(
         self,
         work: LocalWork,
-        training_step: Callable[[Batch, int], object],
+        training_step: Callable[[Batch, Any], object],
         loss_name: str,
         batch_ended: Callable[[int], None],
     ) -> None:
@@ -184,15 +185,14 @@ class Loop:
                 math.inf
             )  # clips nothing, but a scaled gradient must be unscaled before it is corrected
         algorithm.train()
-        losses: defaultdict[int, list[Tensor]] = defaultdict(list)
-        for step, batch in enumerate(work):
-            if algorithm.step_factors:
-                set_learning_rate(optimizer, algorithm.step_factors[step])
+
+        def update(batch: Batch, number: int | Tensor) -> Values:
             self._delete_gradients()
-            with fabric.autocast():
-                loss = loss_of(training_step(batch, step), algorithm, function)
+            values: Values = []
+            with fabric.autocast(), recording(algorithm, values):
+                loss = loss_of(training_step(batch, number), algorithm, function)
             if loss is None:
-                continue
+                return values
             if not loss.requires_grad:
                 raise LossError(
                     f"{type(algorithm).__name__}.{function} returned a loss that depends on no "
@@ -207,8 +207,20 @@ class Loop:
                 )
             add_to_gradients(corrected)
             self.scaled.step()
-            losses[len(next(iter(batch.values())))].append(loss.detach())
-            batch_ended(step)
+            return [*values, (loss.detach(), "", len(next(iter(batch.values()))))]
+
+        name = f"{type(algorithm).__name__}.{function}"
+        recorded = Recorded(update, name, may_record(algorithm, optimizer))
+        losses: defaultdict[float, list[Tensor]] = defaultdict(list)
+        for step, batch in enumerate(work):
+            if algorithm.step_factors:
+                set_learning_rate(optimizer, algorithm.step_factors[step])
+            for value, logged, weight in recorded(batch, step):
+                if logged:
+                    algorithm.log(logged, value, batch_size=weight)
+                else:
+                    losses[weight].append(value)
+                    batch_ended(step)
         self._delete_gradients()  # the memory is free while others train
         for size, of_batches in losses.items():
             mean = torch.stack(of_batches).mean(dtype=torch.float64)
@@ -220,6 +232,31 @@ class Loop:
         """
         for weight in self.weights:
             weight.grad = None
+
+
+@contextmanager
+def recording(algorithm: FederatedAlgorithm, values: Values) -> Iterator[None]:
+    """Collect what the algorithm logs.
+
+    Args:
+        algorithm: The algorithm.
+        values: Receives the values, each with its name and weight.
+    """
+
+    def record(name: str, value: Any, weight: float) -> None:
+        if not isinstance(value, Tensor):
+            value = torch.tensor(float(value), dtype=torch.float64)
+        values.append((value, name, weight))
+
+    with algorithm.scalars.redirected(record):
+        yield
+
+
+def may_record(algorithm: FederatedAlgorithm, optimizer: Optimizer) -> bool:
+    """Whether a step changes between calls by its batch alone: no learning rate that is set for
+    every step, and no optimizer that counts its steps on the host.
+    """
+    return not algorithm.step_factors and isinstance(optimizer, torch.optim.SGD)
 
 
 def add_to_gradients(corrected: Sequence[tuple[Tensor, Tensor]]) -> None:

@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.tied import places_of, tensors_of
-from lightning_fedssl.local_training.sequential import own_random_stream
-from lightning_fedssl.local_training.vectorized import CallOf, placed, recording
+from lightning_fedssl.local_training.sequential import own_random_stream, recording
+from lightning_fedssl.local_training.vectorized import CallOf, placed
 from lightning_fedssl.local_work import LocalWork
 
 
@@ -67,7 +67,7 @@ def _operations(
     }
     given = placed(copies, places_of(algorithm))
     with FlopCounterMode(display=False) as counted:
-        with fabric.autocast(), recording(algorithm, [], []):
+        with fabric.autocast(), recording(algorithm, []):
             found = functional_call(
                 CallOf(algorithm, function), given, arguments, tie_weights=False
             )

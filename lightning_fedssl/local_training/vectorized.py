@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.recorded import Recorded, Values
 from lightning_fedssl.functional.tied import places_of
 from lightning_fedssl.local_training.sequential import (
     LocalTrainingObserver,
@@ -40,7 +41,9 @@ from lightning_fedssl.local_training.sequential import (
     finish,
     kept_optimizer_state,
     loss_of,
+    may_record,
     own_random_stream,
+    recording,
     start,
     train_client,
 )
@@ -48,6 +51,9 @@ from lightning_fedssl.local_training.stacked_layers import StackedLayers
 from lightning_fedssl.local_training.stacked_optimizer import StackedOptimizer
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors, set_learning_rate
+
+Part = tuple[list[int], Batch]
+"""Rows of a stack, and a batch of each, ``(rows, batch, ...)``."""
 
 
 @dataclass(eq=False)
@@ -225,31 +231,46 @@ class Stack:
             fabric: For the precision and the backward pass.
             observer: Is called at every step of every client.
         """
-        algorithm = self.algorithm
-        algorithm.train()
+        self.algorithm.train()
         for width, steps in _phases([client.work.num_steps for client in self.clients]):
-            works = [client.work for client in self.clients[:width]]
-            self.leaves = {
-                name: self.tensors[name][:width].requires_grad_() for name in self.trainable
-            }
-            self.rest = {
-                name: t[:width] for name, t in self.tensors.items() if name not in self.leaves
-            }
-            optimizer = self.optimizers.narrow([self.leaves[name] for name in self.order])
-            corrected = self._corrected(works)
-            for step in steps:
-                optimizer.zero_grad()
-                if algorithm.step_factors:
-                    set_learning_rate(optimizer, algorithm.step_factors[step])
-                with fabric.autocast():
-                    loss = self.loss([work.batch(step) for work in works], step)
-                fabric.backward(loss)
-                if algorithm.gradient_clip_norm is not None:
-                    clip_gradients(self.leaves.values(), algorithm.gradient_clip_norm)
-                add_to_gradients(corrected)
-                optimizer.step()
-                for _ in works:
-                    observer.client_batch_ended(step)
+            self._train(width, steps, fabric, observer)
+
+    def _train(
+        self, width: int, steps: range, fabric: Fabric, observer: LocalTrainingObserver
+    ) -> None:
+        """Train the clients of the first rows for some steps."""
+        algorithm, works = self.algorithm, [client.work for client in self.clients[:width]]
+        self.leaves = {name: self.tensors[name][:width].requires_grad_() for name in self.trainable}
+        self.rest = {name: t[:width] for name, t in self.tensors.items() if name not in self.leaves}
+        optimizer = self.optimizers.narrow([self.leaves[name] for name in self.order])
+        corrected = self._corrected(works)
+
+        def update(parts: list[Part], number: int | Tensor) -> list[Values]:
+            optimizer.zero_grad()
+            with fabric.autocast():
+                passes = [self._pass(rows, batch, number) for rows, batch in parts]
+            fabric.backward(torch.cat([values[0][0] for values in passes]).sum())
+            if algorithm.gradient_clip_norm is not None:
+                clip_gradients(self.leaves.values(), algorithm.gradient_clip_norm)
+            add_to_gradients(corrected)
+            optimizer.step()
+            return [[(t.detach(), name, x) for t, name, x in values] for values in passes]
+
+        def together(batch: Batch, number: int | Tensor) -> Values:
+            return update([(list(range(width)), batch)], number)[0]
+
+        name = f"{type(algorithm).__name__}.training_step"
+        recorded = Recorded(together, name, may_record(algorithm, optimizer))
+        for step in steps:
+            if algorithm.step_factors:
+                set_learning_rate(optimizer, algorithm.step_factors[step])
+            parts = _by_shape([work.batch(step) for work in works])
+            results = [recorded(parts[0][1], step)] if len(parts) == 1 else update(parts, step)
+            for (rows, _), values in zip(parts, results, strict=True):
+                for of_rows, logged, weight in values:
+                    self.logged[logged].append((of_rows, weight, rows))
+            for _ in works:
+                observer.client_batch_ended(step)
 
     def _corrected(self, works: Sequence[LocalWork]) -> list[tuple[Tensor, Tensor]]:
         """Pairs of weights and control variates, ``(clients, ...)`` each.
@@ -266,55 +287,35 @@ class Stack:
             for name in names
         ]
 
-    def loss(self, batches: Sequence[Batch], step: int) -> Tensor:
-        """The sum of the clients' losses.
+    def _pass(self, rows: list[int], batch: Batch, step: int | Tensor) -> Values:
+        """The losses of the clients in these rows, ``(rows,)``, and the values that they log.
 
-        Buffers are updated, and what a step logs is stored for :meth:`report`.
-
-        Args:
-            batches: One batch per client that still trains.
-            step: The step's number.
+        Buffers are updated.
         """
-        by_shape: defaultdict[object, list[int]] = defaultdict(list)
-        for row, batch in enumerate(batches):
-            by_shape[tuple((name, t.shape) for name, t in batch.items())].append(row)
-        losses = [
-            self._pass([batches[row] for row in rows], rows, step) for rows in by_shape.values()
-        ]
-        return torch.cat(losses).sum()
-
-    def _pass(self, batches: Sequence[Batch], rows: list[int], step: int) -> Tensor:
-        """The losses of the clients in these rows, whose batches have one shape, ``(rows,)``."""
-        batch = {name: torch.stack([own[name] for own in batches]) for name in batches[0]}
         leaves, rest = self.leaves, self.rest
-        everyone = len(rows) == len(next(iter(leaves.values())))
-        index = torch.tensor(rows).to(next(iter(batch.values())).device, non_blocking=True)
-        if not everyone:
-            leaves, rest = (
-                {k: t.index_select(0, index) for k, t in part.items()} for part in (leaves, rest)
-            )
-        losses, replaced = self._losses(leaves, rest, batch, step, rows)
+        if everyone := len(rows) == len(next(iter(leaves.values()))):
+            index: Any = slice(None)
+        else:
+            index = torch.tensor(rows, device=next(iter(leaves.values())).device)
+            leaves, rest = ({k: t[index] for k, t in part.items()} for part in (leaves, rest))
+        losses, values, replaced = self._losses(leaves, rest, batch, step)
         for name, new in (replaced if everyone else {**rest, **replaced}).items():
-            self.rest[name].index_copy_(0, index, new.detach())
-        self.logged["client/loss"].append(
-            (losses.detach(), len(next(iter(batches[0].values()))), rows)
-        )
-        return losses
+            self.rest[name][index] = new.detach()
+        return [(losses, "client/loss", len(next(iter(batch.values()))[0])), *values]
 
     def _losses(
-        self, leaves: State, rest: State, batch: Batch, step: int, rows: list[int]
-    ) -> tuple[Tensor, State]:
-        """Each client's loss ``(clients,)``,
-        and the buffers that the step replaced by new tensors.
+        self, leaves: State, rest: State, batch: Batch, step: int | Tensor
+    ) -> tuple[Tensor, Values, State]:
+        """Each client's loss ``(clients,)``, what it logs, and the buffers that the step
+        replaced.
         """
-        names: list[tuple[str, float]] = []
+        logged: Values = []
 
         def of_one_client(
             leaves: State, rest: State, batch: Batch
         ) -> tuple[Tensor, list[Tensor], State]:
-            values: list[Tensor] = []
             given = placed({**leaves, **rest}, self.places)
-            with recording(self.algorithm, names, values):
+            with recording(self.algorithm, logged):
                 returned = functional_call(
                     self.step_module, given, (batch, step), tie_weights=False
                 )
@@ -323,7 +324,7 @@ class Stack:
             replaced = {name: given[f"algorithm.{name}"] for name in rest}
             return (
                 loss.reshape(()),
-                values,
+                [value for value, *_ in logged],
                 {name: new for name, new in replaced.items() if new is not rest[name]},
             )
 
@@ -331,9 +332,8 @@ class Stack:
             losses, values, replaced = vmap(of_one_client, randomness="different")(
                 leaves, rest, batch
             )
-        for (name, weight), of_clients in zip(names, values, strict=True):
-            self.logged[name].append((of_clients.detach(), weight, rows))
-        return losses, replaced
+        names = [(name, weight) for _, name, weight in logged]
+        return losses, [(v, *of) for v, of in zip(values, names, strict=True)], replaced
 
     def report(self) -> None:
         """Log each client's own means of the scalars of all its steps."""
@@ -377,27 +377,18 @@ def placed(tensors: State, places: Mapping[str, str]) -> State:
     return {f"algorithm.{place}": tensors[name] for place, name in places.items()}
 
 
-@contextmanager
-def recording(
-    algorithm: FederatedAlgorithm, names: list[tuple[str, float]], values: list[Tensor]
-) -> Iterator[None]:
-    """Collect what the algorithm logs: names and weights, and separately the values, which differ
-    between clients.
-
-    Args:
-        algorithm: The algorithm.
-        names: Receives the names and weights.
-        values: Receives the values.
-    """
-
-    def record(name: str, value: Any, weight: float) -> None:
-        names.append((name, weight))
-        values.append(
-            value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
+def _by_shape(batches: Sequence[Batch]) -> list[Part]:
+    """The clients whose batches have one shape, each with their batches stacked."""
+    by_shape: defaultdict[object, list[int]] = defaultdict(list)
+    for row, batch in enumerate(batches):
+        by_shape[tuple((name, t.shape) for name, t in batch.items())].append(row)
+    return [
+        (
+            rows,
+            {name: torch.stack([batches[row][name] for row in rows]) for name in batches[rows[0]]},
         )
-
-    with algorithm.scalars.redirected(record):
-        yield
+        for rows in by_shape.values()
+    ]
 
 
 def _phases(num_steps: Sequence[int]) -> Iterator[tuple[int, range]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,10 @@ UNSUPPORTED = {"set_", "resize_", "t_", "transpose_", "squeeze_", "unsqueeze_", 
 """They would change the shape of the value and not that of the tensor."""
 
 _downloads: list[tuple[Tensor, Tensor]] = []
+_graphs: list[Graph] = []
+"""The graph that is being recorded."""
+
+_sync_mode = "default"
 
 
 class DeviceError(RuntimeError):
@@ -37,7 +42,15 @@ class DeviceError(RuntimeError):
 
 
 def wait(*_: Any) -> None:
-    """The host waits for all that was launched: asynchronous downloads arrive."""
+    """The host waits for all that was launched: asynchronous downloads arrive.
+
+    Raises:
+        DeviceError: While a graph is recorded.
+    """
+    if _graphs:
+        raise DeviceError("operation not permitted when stream is capturing")
+    if _sync_mode == "warn":
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=2)
     for target, value in _downloads:
         target.copy_(value)
     _downloads.clear()
@@ -95,7 +108,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if not own and (asked is None or asked.type != "cuda"):
         return func(*args, **kwargs)
     name = func._schema.name.partition("::")[2]
-    if name == "_to_copy":
+    if name == "_to_copy" and not (own and (asked is None or asked.type == "cuda")):
         return _to_copy(func, args, kwargs, asked or args[0].device)
     if name == "copy_" and (type(args[0]), type(args[1])) != (EmulatedTensor, EmulatedTensor):
         return _copy(args[0], args[1], bool(args[2]) if len(args) > 2 else bool(kwargs.get("non_blocking")))
@@ -107,14 +120,21 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return func(*map(_value, args), **kwargs)
     if own and len(own) < len(tensors):
         _check_devices(func, name, args, [t for t in tensors if type(t) is not EmulatedTensor])
-    if name in WAITING or name in INDEXING:
+    if name in WAITING or (name in INDEXING and any(map(_is_unknown, args[1]))):
         wait()
     if name in UNSUPPORTED:
         raise NotImplementedError(f"the emulated CUDA device does not know {func}")
     if asked is not None:
         kwargs = {k: v for k, v in kwargs.items() if k != "pin_memory"} | {"device": torch.device("cpu")}
-    result = func(*map(_value, args), **{key: _value(value) for key, value in kwargs.items()})
-    return _wrap(result, {id(t.value): t for t in own})
+    given = [_value(argument) for argument in args], {key: _value(value) for key, value in kwargs.items()}
+    if _graphs:
+        return _wrap(_graphs[0].add(func, *given), {id(t.value): t for t in own})
+    return _wrap(func(*given[0], **given[1]), {id(t.value): t for t in own})
+
+
+def _is_unknown(index: Tensor | None) -> bool:
+    """Whether the host must wait before it indexes: for a mask, or for an index that it has itself."""
+    return index is not None and (index.dtype == torch.bool or type(index) is not EmulatedTensor)
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
@@ -140,10 +160,46 @@ def _wrap(result: Any, known: dict[int, Tensor]) -> Any:
     return type(result)(_wrap(item, known) for item in result) if isinstance(result, (list, tuple)) else result
 
 
+class Graph:
+    """A CUDA graph: operations that are recorded, not run, and run when it is replayed, in the same memory."""
+
+    def __init__(self) -> None:
+        self.operations: list[tuple[Any, Any, Any, Any]] = []
+        self.before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+
+    def capture_begin(self) -> None:
+        self.random_state = torch.get_rng_state()
+        _graphs.append(self)
+
+    def capture_end(self) -> None:
+        """What the recording has changed is undone."""
+        _graphs.clear()
+        for memory, value in self.before.values():
+            memory.copy_(value)
+        self.before.clear()
+        torch.set_rng_state(self.random_state)
+
+    def add(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Record an operation; its result is needed for the shapes of those that follow."""
+        for memory in (t.untyped_storage() for t in _tensors((*args, *kwargs.values()))):
+            if memory.data_ptr() not in self.before:
+                self.before[memory.data_ptr()] = memory, memory.clone()
+        result = func(*args, **kwargs)
+        is_view = any(r.alias_info is not None for r in func._schema.returns)
+        self.operations.append((func, args, kwargs, [] if is_view else list(_tensors([result]))))
+        return result
+
+    def replay(self) -> None:
+        for func, args, kwargs, outputs in self.operations:
+            for output, new in zip(outputs, _tensors([func(*args, **kwargs)]), strict=False):
+                output.copy_(new)
+
+
 def _to_copy(func: Any, args: Sequence[Any], kwargs: dict[str, Any], to: torch.device) -> Tensor:
     """A copy to a device, or to another type or layout on the same."""
     source = args[0]
     rest = {key: value for key, value in kwargs.items() if key not in ("device", "non_blocking", "pin_memory")}
+    _copies_between()
     if type(source) is EmulatedTensor and to.type == "cpu":
         target: Tensor = func(source.value, **rest).clone()
         return _copy(target, EmulatedTensor(target.clone()), bool(kwargs.get("non_blocking")))
@@ -152,6 +208,7 @@ def _to_copy(func: Any, args: Sequence[Any], kwargs: dict[str, Any], to: torch.d
 
 def _copy(target: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
     """A copy into memory that is there, at least one side of it on the CPU."""
+    _copies_between()
     if isinstance(target, EmulatedTensor):
         target.value.copy_(source)
     elif non_blocking:
@@ -161,6 +218,12 @@ def _copy(target: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
         wait()
         target.copy_(_value(source))
     return target
+
+
+def _copies_between() -> None:
+    """A graph does not copy between host and device: the host's memory is another at its next run."""
+    if _graphs:
+        raise DeviceError("operation not permitted when stream is capturing: a copy between host and device")
 
 
 def _check_devices(func: Any, name: str, args: Sequence[Any], foreign: list[Tensor]) -> None:
@@ -193,6 +256,11 @@ class _Stream:
     synchronize = wait
 
 
+def _set_sync_mode(mode: str) -> None:
+    global _sync_mode
+    _sync_mode = mode
+
+
 def _functions() -> dict[str, Any]:
     """Those of ``torch.cuda`` that the driver would answer."""
     generator, memory = torch.Generator(), 2**36
@@ -204,6 +272,7 @@ def _functions() -> dict[str, Any]:
         "is_bf16_supported": lambda *_, **__: True, "synchronize": wait, "empty_cache": lambda: None,
         "memory_allocated": lambda device=None: 0, "max_memory_allocated": lambda device=None: 0,
         "reset_peak_memory_stats": lambda device=None: None, "mem_get_info": lambda device=None: (memory, memory),
+        "set_sync_debug_mode": _set_sync_mode, "CUDAGraph": Graph,
         "current_stream": _Stream, "default_stream": _Stream, "stream": lambda stream: contextlib.nullcontext(),
         "is_current_stream_capturing": lambda: False, "Stream": _Stream, "Event": _Stream,
         "get_rng_state": lambda d=None: generator.get_state(), "manual_seed": generator.manual_seed,

@@ -340,7 +340,7 @@ def test_clients_that_do_not_fit_into_the_memory_name_the_keys(monkeypatch: pyte
     def full(*_: Any) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(vectorized.Stack, "loss", full)
+    monkeypatch.setattr(vectorized.Stack, "_pass", full)
     with pytest.raises(ValueError, match=r"4 clients do not fit into .* lower trainer\.clients_at_once"):
         Federation(make()).train(clients_of(), 5)
 
