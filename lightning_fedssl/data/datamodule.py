@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -588,8 +589,11 @@ class FederatedDataModule(LightningDataModule):
                 "and give data.dataset the new samples as its test samples, prepared as the "
                 "training samples are, with any labels, such as 0"
             )
-        root = Path(self.predict_root)
-        return [path.relative_to(root).as_posix() for path in image_files.image_files(root)]
+        root, left_out = Path(self.predict_root), Counter[str]()
+        paths = image_files.image_files(root, left_out=left_out)
+        if left_out:
+            self.reading.warn(f"data.predict_root: {root.name}{image_files.described(left_out)}")
+        return [path.relative_to(root).as_posix() for path in paths]
 
     def predict_batches(
         self, dtype: torch.dtype = torch.float32

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -205,14 +206,16 @@ def _read_folder(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]
     """Labelled images, their labels and unlabelled images of a folder, each in the order of the
     files' names.
     """
-    folders = image_files.visible_folders(path / "labeled")
+    left_out, folder = Counter[str](), path / "unlabeled"
     labeled = [
-        (file, folder.name) for folder in folders for file in image_files.image_files(folder, _KEY)
+        (file, of_class.name)
+        for of_class in image_files.visible_folders(path / "labeled", left_out)
+        for file in image_files.image_files(of_class, _KEY, left_out)
     ]
-    folder = path / "unlabeled"
-    return _read_images(
-        path, labeled, image_files.image_files(folder, _KEY) if folder.is_dir() else [], spec
-    )
+    unlabeled = image_files.image_files(folder, _KEY, left_out) if folder.is_dir() else []
+    if left_out:
+        Reading(_KEY).warn(f"{path.name}{image_files.described(left_out)}")
+    return _read_images(path, labeled, unlabeled, spec)
 
 
 def _read_table(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:

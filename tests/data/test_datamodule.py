@@ -290,6 +290,7 @@ def test_test_images_and_new_images_compute_in_the_type_of_the_training(
     """In 64 bits, ``predict`` sees the values that ``test`` sees."""
     monkeypatch.setattr(FederatedDataModule, "_make_views", make_real_views)
     Image.fromarray(np.full((8, 8), 77, dtype=np.uint8)).save(tmp_path / "new.png")
+    (tmp_path / "new.heic").write_bytes(b"")
     data = make(predict_root=str(tmp_path))
     evaluated, _ = next(data.evaluation_batches("test", torch.float64))
     assert torch.equal(data.test_batch(torch.arange(3), torch.float64)[0], evaluated[:3])
@@ -297,6 +298,7 @@ def test_test_images_and_new_images_compute_in_the_type_of_the_training(
     expected = torch.full((1, 1, 8, 8), 77 / 255, dtype=torch.float64)
     torch.testing.assert_close(images, (expected - 0.3052) / 0.3760, rtol=0, atol=1e-14)
     assert (data.predict_files(), labels.tolist()) == (["new.png"], [-1])
+    assert "left out: .heic (1)" in data.reading.warnings[0]
 
 
 def test_the_hash_of_own_data_covers_samples_and_labels() -> None:

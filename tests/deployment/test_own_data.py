@@ -84,18 +84,20 @@ def test_labelled_images_alone_are_refused_where_the_method_uses_none(tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["folder", "table"])
-def test_image_files_of_a_node(tmp_path: Path, kind: str) -> None:
+def test_image_files_of_a_node(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     images = images_of(torch.tensor([0, 2, 1]), 5)
     for folder, number in (("labeled/a", 0), ("labeled/c", 1), ("unlabeled/x", 2)):
         (tmp_path / "own" / folder).mkdir(parents=True)
         Image.fromarray(images[number, 0].numpy()).save(tmp_path / "own" / folder / "1.png")
-    table = "label,file\n ,own/unlabeled/x/1.png\na, own/labeled/a/1.png\n c,own/labeled/c/1.png\n"
+    (tmp_path / "own" / "unlabeled" / "2.heic").write_bytes(b"")
+    table = "label,file\n NA,own/unlabeled/x/1.png\na, own/labeled/a/1.png\n c,own/labeled/c/1.png\n"
     (tmp_path / "own.csv").write_text(table)
     own = OwnData(ToyData(), tmp_path / ("own" if kind == "folder" else "own.csv"), 2).local_data(3, torch.float32)
     assert own.labels.tolist() == [0, 2]
     assert torch.equal(own.images[own.labeled], images[:2])
     assert torch.equal(own.images[own.unlabeled], images[2:])
     assert (own.party, own.round) == (2, 3)
+    assert ("the node's data: own; left out: .heic (1)" in caplog.text) == (kind == "folder")
 
 
 @pytest.mark.parametrize(
