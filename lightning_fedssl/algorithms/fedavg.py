@@ -48,7 +48,7 @@ class FedAvg(ServerPhases):
     def from_lightning(
         cls,
         module: LightningModule,
-        clients: Sequence[Any] | FederatedDataModule,
+        clients: Sequence[Any],
         *,
         server: DataLoader[Any] | None = None,
         val_dataloaders: Any = None,
@@ -66,32 +66,30 @@ class FedAvg(ServerPhases):
         Args:
             module: Needs ``training_step`` and ``configure_optimizers``, and for unlabelled batches
                 ``unlabeled_training_step(batch, batch_idx)``, which returns their loss. After the
-                run it has the global weights. For ``FixMatch`` its ``forward`` returns logits,
-                ``(batch, classes)``.
+                run it has the global weights.
             clients: A loader for each client, of labelled batches without ``server`` and of
                 unlabelled ones with it; or ``{"labeled": loader, "unlabeled": loader}`` for each.
                 A sequence that is no list or tuple makes a client's loader when the client is
-                drawn. Or data of class labels, of which ``training_step`` takes ``(x, y)``. The
-                unlabelled batches of ``FixMatch`` are ``(x_weak, x_strong)``.
+                drawn.
             server: The server's loader of labelled batches; it trains by ``training_step``.
             val_dataloaders: One or several loaders for the module's ``validation_step``, after
                 every round.
             test_dataloaders: Likewise for ``test_step``, at the end.
             kwargs: ``client_epochs`` and ``server_epochs`` (whole numbers), ``prox_mu``,
                 ``client_weighting``, ``gradient_clip_norm``, ``schedule`` (factors of the module's
-                learning rates over the rounds), those of the server's phases, and those of
-                ``FixMatch``.
+                learning rates over the rounds), and those of the server's phases.
 
         Raises:
             ValueError: Names the argument, or the client, and what to give instead.
         """
-        made = [c for c in cls.__subclasses__() if issubclass(c, FitsLightningModule)]
-        if not made:
+        if cls is not FedAvg:
             raise ValueError(
-                f"{cls.__name__}.from_lightning: only FedAvg and FixMatch train a LightningModule"
+                f"{cls.__name__}.from_lightning: take FedAvg.from_lightning, and give the module "
+                "an unlabeled_training_step, such as FixMatch's loss: "
+                "consistency_loss(self(strong), pseudo_label(self(weak).detach(), 0.95))"
             )
         evaluated = {"validate": val_dataloaders, "test": test_dataloaders}
-        return federation(made[0], module, clients, server, evaluated, kwargs)
+        return federation(LightningFedAvg, module, clients, server, evaluated, kwargs)
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Clients need labels of their own."""

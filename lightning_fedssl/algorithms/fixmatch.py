@@ -34,7 +34,7 @@ from torch.nn import functional as F
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.server_phases import ServerPhases
 from lightning_fedssl.algorithms.common.views import logits_of_views
-from lightning_fedssl.algorithms.fedavg import FedAvg, LightningFedAvg
+from lightning_fedssl.algorithms.fedavg import FedAvg
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.batch_norm import evaluating
@@ -170,15 +170,3 @@ class FixMatch(FedAvg):
     def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """``lambda_s CE(x, y)``."""
         return self.labeled_weight * self.labeled_loss(self(batch["x"]), batch["y"])
-
-
-class LightningFixMatch(LightningFedAvg, FixMatch):
-    """FixMatch of a LightningModule; made by :meth:`FixMatch.from_lightning`."""
-
-    def unlabeled_step(self, batch: Any, batch_idx: int) -> Any:
-        """FixMatch's loss of the two views."""
-        return self.training_step({"x_weak": batch[0], "x_strong": batch[1]}, batch_idx)
-
-    def client_loss(self, loss: Tensor) -> Tensor:
-        """FixMatch's loss has the proximal term."""
-        return loss

@@ -96,10 +96,6 @@ class FitsLightningModule(FederatedAlgorithm):
         """Fits the module to the server's loader, if it has one."""
         return self.fit(data, self.trainer.datamodule.loaders(data.party), self.server_epochs)
 
-    def unlabeled_step(self, batch: Any, batch_idx: int) -> Any:
-        """The loss of a client's unlabelled batch: the module's ``unlabeled_training_step``."""
-        return self.network.unlabeled_training_step(batch, batch_idx)
-
     def client_loss(self, loss: Tensor) -> Tensor:
         """The loss of a client's step, to which a method may add a term."""
         return loss
@@ -231,8 +227,11 @@ class Fit(Callback):
         method, self.batch = self.method, batch
         found, losses = dict[str, Any](), list[Tensor]()
         for kind in self.kinds:
-            step = method.labeled_step if kind == "labeled" else method.unlabeled_step
-            returned = step(batch if len(self.kinds) == 1 else batch[kind], batch_idx)
+            of_kind = batch if len(self.kinds) == 1 else batch[kind]
+            if kind == "labeled":
+                returned = method.labeled_step(of_kind, batch_idx)
+            else:
+                returned = method.network.unlabeled_training_step(of_kind, batch_idx)
             part = loss_of(returned, method.network, f"the step of {kind} batches")
             found |= returned if isinstance(returned, Mapping) else {}
             losses += [] if part is None else [part]
@@ -324,19 +323,12 @@ def federation(
             f"from_lightning: {shortened(module)} is no LightningModule that is built, with a "
             "training_step"
         )
-    data = LoaderData(clients, server, evaluated)
-    own = made.unlabeled_step is FitsLightningModule.unlabeled_step
-    if own and server is not None and not hasattr(module, "unlabeled_training_step"):
+    if server is not None and not hasattr(module, "unlabeled_training_step"):
         raise ValueError(
             "from_lightning: with labels at the server, clients call unlabeled_training_step("
-            f"batch, batch_idx): define it in {type(module).__name__}, or take FixMatch for classes"
+            f"batch, batch_idx): define it in {type(module).__name__}"
         )
-    if not own and server is None and not isinstance(clients[0], Mapping):
-        raise ValueError(
-            "FixMatch.from_lightning: give server=loader of labelled batches, or to every client "
-            '{"labeled": loader, "unlabeled": loader of (x_weak, x_strong)}'
-        )
-    return made(lambda: module, **kwargs), data
+    return made(lambda: module, **kwargs), LoaderData(clients, server, evaluated)
 
 
 @contextmanager

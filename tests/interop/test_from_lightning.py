@@ -29,12 +29,10 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from lightning_fedssl import UDA, FedAvg, FixMatch, LabelFlip, sampling
+from lightning_fedssl import FedAvg, FixMatch, LabelFlip, sampling
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import ClientEvaluation
 from lightning_fedssl.functional.averaging import WeightedSum
-from lightning_fedssl.functional.losses import consistency_loss
-from lightning_fedssl.functional.pseudo_labels import pseudo_label
 from lightning_fedssl.interop.loaders import samples_of
 from lightning_fedssl.schedules import Cosine
 from tests.toy import ToyData, assert_same, forked, toy_trainer
@@ -79,19 +77,6 @@ class Manual(Line):
     """A module with optimization of its own."""
 
     automatic_optimization = False
-
-
-class Classes(Line):
-    """Two classes, without a step for unlabelled batches."""
-
-    unlabeled_training_step = None  # type: ignore[assignment]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(2, 2))
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        return F.cross_entropy(self(batch[0]), batch[1])
 
 
 class Noisy(Dataset[Any]):
@@ -195,32 +180,23 @@ def both(module: Any, batch: Any) -> Tensor:
     return labeled(module, batch[0]) + unlabeled(module, batch[1])
 
 
-def fixmatch(module: Any, batch: Any) -> Tensor:
-    return consistency_loss(module(batch[1]), pseudo_label(module(batch[0]).detach(), 0.6))
-
-
-@pytest.mark.parametrize("case", ["at the server", "at the clients", "FixMatch"])
-def test_unlabeled_batches_are_trained_as_written_by_hand(tmp_path: Path, case: str) -> None:
-    x, y = torch.randn(8, 2), torch.randn(8, 1) if case != "FixMatch" else torch.arange(8) % 2
+@pytest.mark.parametrize("where", ["server", "clients"])
+def test_unlabeled_batches_are_trained_as_written_by_hand(tmp_path: Path, where: str) -> None:
+    x, y, ours, own = torch.randn(8, 2), torch.randn(8, 1), Line(), Line()
     views = [DataLoader(TensorDataset(x * 4 + k, x * 4 - k), batch_size=4) for k in range(2)]
-    few, server = DataLoader(TensorDataset(x, y), batch_size=8), DataLoader(TensorDataset(x, y), batch_size=4)
-    if case == "at the clients":
-        ours, own = Line(), Line()
+    few = DataLoader(TensorDataset(x, y), batch_size=8)
+    if where == "clients":
         federation = FedAvg.from_lightning(ours, [{"labeled": few, "unlabeled": loader} for loader in views])
         pairs = [[(batch, other) for other in loader for batch in few] for loader in views]
         average(own, pairs, [16, 16], both, 1, 1)
     else:
-        ours, own = (Classes(), Classes()) if case == "FixMatch" else (Line(), Line())
-        kwargs = {"threshold": 0.6} if case == "FixMatch" else {"server_epochs": 1}
-        method: Any = FixMatch if case == "FixMatch" else FedAvg
-        federation = method.from_lightning(ours, views, server=server, **kwargs)
-        average(own, views, [8, 8], fixmatch if case == "FixMatch" else unlabeled, 1, 1)
-        sgd(own, lambda m, b: F.cross_entropy(m(b[0]), b[1]) if case == "FixMatch" else labeled(m, b), server)
+        federation = FedAvg.from_lightning(ours, views, server=few, server_epochs=2)
+        average(own, views, [8, 8], unlabeled, 1, 1)
+        sgd(own, labeled, few, epochs=2)
     found, trainer = fit(tmp_path, federation, clients_per_round=2)
     for name, t in found.items():
         torch.testing.assert_close(t, own.state_dict()[name])
-    assert ("client/mask_rate" in trainer.callback_metrics) == (case == "FixMatch")
-    assert ("server/loss" in trainer.callback_metrics) == (case != "at the clients")
+    assert ("server/loss" in trainer.callback_metrics) == (where == "server")
 
 
 class Terminates(FederatedCallback):
@@ -379,19 +355,18 @@ LINE = partial(FedAvg.from_lightning, Line())
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: UDA.from_lightning(Line(), plain()), "only FedAvg and FixMatch"),
+        (lambda: FixMatch.from_lightning(Line(), plain()), "take FedAvg.from_lightning.*unlabeled_training_step"),
         (lambda: FedAvg.from_lightning(nn.Linear(1, 1), plain()), "no LightningModule"),  # type: ignore[arg-type]
         (lambda: FedAvg.from_lightning(Line, plain()), "class .*Line.* is no LightningModule"),  # type: ignore[arg-type]
         (lambda: LINE(plain(), freeze=["net"]), "freeze is what the module itself decides"),
         (lambda: LINE([]), "clients is an empty list"),
         (lambda: LINE(plain(1)[0]), "clients is a DataLoader"),  # type: ignore[arg-type]
-        (lambda: LINE(ToyData()), "clients is a ToyData"),
+        (lambda: LINE(ToyData()), "clients is a ToyData"),  # type: ignore[arg-type]
         (lambda: LINE([iter([1])]), r"clients\[0\] is a list_iterator"),
         (lambda: LINE([{"labelled": plain(1)[0]}]), r"clients\[0\] has 'labelled': give labeled, unlabeled or both"),
         (lambda: LINE([DataLoader(Stream())]), r"clients\[0\] is a DataLoader .* IterableDataset needs __len__"),
         (lambda: LINE([DataLoader([1], 2, drop_last=True)]), r"clients\[0\] is a DataLoader"),  # type: ignore[arg-type]
         (lambda: LINE(plain(), client_epochs=0.5), r"model\.client_epochs is 0\.5: give a whole number"),
-        (lambda: FixMatch.from_lightning(Line(), plain()), "give server=loader"),
         (lambda: FedAvg.from_lightning(Manual(), plain(), prox_mu=0.1), "manual optimization"),
         (lambda: FedAvg.from_lightning(Bare(), plain(), server=plain(1)[0]), "unlabeled_training_step.* in Bare"),
     ],
