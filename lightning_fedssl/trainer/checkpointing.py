@@ -32,14 +32,14 @@ def find(ckpt_path: str | Path | None, root: Path) -> Path | None:
 
     None for none.
 
-    The log names the file of ``last`` and ``best``: the newest run need not be the one whose
+    The log names the file of ``last`` and ``best``: their run need not be the one whose
     configuration is given.
     """
     if ckpt_path is None:
         return None
     path = checkpoint_file.find(ckpt_path, root)
     if path != Path(ckpt_path):
-        _log.info("%s checkpoint of the newest run: %s", ckpt_path, path)
+        _log.info("--ckpt_path %s is %s", ckpt_path, path)
     return path
 
 
