@@ -15,12 +15,12 @@ import yaml
 
 from lightning_fedssl.cli.config_files import find_suite
 from lightning_fedssl.cli.experiment import read_configurations
-from lightning_fedssl.cli.parser import ConfigFile, Parser
+from lightning_fedssl.cli.parser import ConfigFile, Parser, load_yaml
 from lightning_fedssl.comparison.command import compare
 from lightning_fedssl.comparison.execute import train
 from lightning_fedssl.comparison.plan import Resolved, plan, slug
 from lightning_fedssl.comparison.slurm import submit
-from lightning_fedssl.comparison.suite import TAKEN, Suite, SuiteEntry
+from lightning_fedssl.comparison.suite import TAKEN, Suite, SuiteEntry, SuiteGroup
 from lightning_fedssl.data.datamodule import FederatedDataModule
 
 DESCRIPTION = """\
@@ -130,11 +130,33 @@ def read_suite(arguments: Sequence[str]) -> tuple[Suite, Any]:
         arguments: The suite's file or name, then options; they win over the suite.
     """
     first, *others = arguments
-    given = [first] if first in ("-h", "--help") else ["--suite", str(find_suite(first))]
-    reader = parser()
-    options = reader.instantiate_classes(reader.parse_args([*given, *others]))
-    keys = ("title", "groups", "seeds", "target", "overrides", "note")
-    return Suite(**{key: options[key] for key in keys}), options
+    if first in ("-h", "--help"):
+        parser().parse_args([first])
+    if any(option.startswith(("--overrides", "--groups")) for option in others):
+        raise ValueError(
+            "overrides and groups are keys of the suite's file; give options of every run as "
+            "--trainer, --model or --data"
+        )
+    file = find_suite(first)
+    options = parser().parse_args(["--suite", str(file), *others])
+    written = load_yaml(file.read_text(encoding="utf-8"))
+    keys = ("title", "seeds", "target", "note")
+    groups = [_group(*pair) for pair in zip(options.groups, written["groups"], strict=True)]
+    values = {key: options[key] for key in keys} | _overrides(written)
+    return Suite(groups=groups, **values), options
+
+
+def _group(parsed: Any, written: dict[str, Any]) -> SuiteGroup:
+    entries = [
+        SuiteEntry(**{**vars(entry), **_overrides(text)})
+        for entry, text in zip(parsed.entries, written["entries"], strict=True)
+    ]
+    return SuiteGroup(parsed.title, entries, note=parsed.note, **_overrides(written))
+
+
+def _overrides(written: dict[str, Any]) -> dict[str, Any]:
+    """The overrides as they are written; jsonargparse has filled in arguments of their classes."""
+    return {"overrides": written.get("overrides") or {}}
 
 
 def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

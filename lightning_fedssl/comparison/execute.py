@@ -10,6 +10,7 @@ that two comparisons do not train the same run at the same time.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -30,9 +31,12 @@ POLL_SECONDS = 0.2
 """Seconds between two checks of the processes."""
 
 
-_NOT_FOR_A_RUN = ("FEDSSL_FIT__", "SLURM_")
-"""Environment variables that a run does not get: a run in a SLURM job would take the tasks of the
-job for its ranks."""
+_NOT_FOR_A_RUN = re.compile(
+    "(FEDSSL_FIT__|SLURM_|TORCHELASTIC_|JSM_).*|PL_GLOBAL_SEED|MASTER_(ADDR|PORT)"
+    "|(|GLOBAL_|LOCAL_|GROUP_|ROLE_|NODE_)RANK|(|LOCAL_|GROUP_|ROLE_)WORLD_SIZE"
+)
+"""Environment variables that a run does not get: it would take the processes that SLURM or torchrun
+has started for its own ranks."""
 
 
 @dataclass
@@ -124,9 +128,8 @@ def _start(run: Run, command: Sequence[str], lock: FileLock, force: bool) -> Att
     else:
         shutil.rmtree(run.folder / "lightning_logs", ignore_errors=True)
     environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(_NOT_FOR_A_RUN)
+        name: value for name, value in os.environ.items() if not _NOT_FOR_A_RUN.fullmatch(name)
     }
-    environment.pop("PL_GLOBAL_SEED", None)
     with (run.folder / "log.txt").open("ab") as log:
         process = subprocess.Popen(
             [*command, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_fedssl.cli.compare import split_options
+from lightning_fedssl.cli.compare import read_suite, resolve, split_options
 from lightning_fedssl.cli.entry import main
 from lightning_fedssl.comparison.command import compare
 from lightning_fedssl.comparison.suite import Suite, SuiteGroup
+from lightning_fedssl.data import Dirichlet
 from tests.comparison.helpers import FAKE, run_of
 from tests.comparison.test_plan import TINY
 
@@ -79,9 +80,31 @@ def test_what_is_wrong_with_a_suite_is_reported_before_anything_is_trained(
     assert not list(Path().rglob("log.txt"))
 
 
+FULL = {
+    "data.partition": {"class_path": "lightning_fedssl.data.Dirichlet", "init_args": {"alpha": 0.5}},
+    "trainer.callbacks": [{"class_path": "lightning_fedssl.callbacks.CollapseDetector"}],
+    "model.init_args.network": {"class_path": "lightning_fedssl.models.MLP", "init_args": {"hidden": [8]}},
+    "model": {"init_args": {"optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.002}}}},
+}
+
+
+@pytest.mark.parametrize("place", [("overrides",), ("groups", 0, "overrides"), (*ENTRY, "overrides")])
+def test_overrides_name_classes_by_full_import_paths(place: tuple[object, ...]) -> None:
+    Path("suite.yaml").write_text(yaml.safe_dump(changed(*place, to=FULL)))
+    suite, _ = read_suite(["suite.yaml", "--seeds", "[5]"])
+    assert suite.seeds == [5]
+    group, entry = suite.groups[0], suite.entries[1]
+    found = resolve(entry, [suite.overrides, group.overrides, entry.overrides])
+    assert isinstance(found.datamodule.partition, Dirichlet)
+    assert found.config["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.002
+    assert found.config["model"]["init_args"]["network"]["init_args"]["hidden"] == [8]
+    assert found.config["trainer"]["callbacks"][0]["class_path"].endswith("CollapseDetector")
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
+        (["suite.yaml", "--overrides.data.num_labels", "3"], "keys of the suite's file"),
         ([], "no suite is given"),
         (["nowhere.yaml"], "nowhere.yaml"),
         (["suite.yaml", "--only", "[SemFL]"], "the suite has no entry 'SemFL'"),

@@ -91,12 +91,22 @@ def test_a_job_at_its_time_limit_is_queued_again_without_force() -> None:
     assert delayed.args == (run,)
 
 
-def test_a_job_s_tasks_are_no_ranks_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_NTASKS", "4")
-    show = "import os, sys; print('SLURM_NTASKS' in os.environ, flush=True); sys.exit(1)"
+def test_the_ranks_of_a_job_or_of_torchrun_are_none_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [
+        "SLURM_NTASKS",
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "ROLE_WORLD_SIZE",
+        "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID",
+    ]
+    for name in [*names, "MY_RANK"]:
+        monkeypatch.setenv(name, "4")
+    show = f"import os, sys; print(*{{*{[*names, 'MY_RANK']}}} & {{*os.environ}}, flush=True); sys.exit(1)"
     run = run_of("A")
     assert Job([sys.executable, "-c", show], force=False)(run)[0] == "failed"
-    assert (run.folder / "log.txt").read_text() == "False\n"
+    assert (run.folder / "log.txt").read_text() == "MY_RANK\n"
 
 
 def test_a_wrong_parameter_and_a_missing_slurm_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
