@@ -300,6 +300,10 @@ class ClientStore:
     while a client starts, trains and ends (inside :meth:`stage`) is staged until :meth:`commit`, or
     dropped by :meth:`discard`. A write outside of :meth:`stage`, such as in ``accumulate``, takes
     effect at once.
+
+    Attributes:
+        files: The names of the files that hold clients' present states, by client as text; see
+            :mod:`lightning_fedssl.storage.state_files`.
     """
 
     def __init__(self) -> None:
@@ -307,6 +311,7 @@ class ClientStore:
         self._staged: dict[int, Changes] = {}
         self._staging: int | None = None
         self._changed: set[tuple[str, int]] = set()
+        self.files: dict[str, str] = {}
 
     def get(self, client: int, kind: str) -> State:
         """The stored tensors of one kind of a client.
@@ -388,6 +393,7 @@ class ClientStore:
         """Store states, such as the :meth:`changes` of another rank; the tensors are not copied."""
         for key, state in changes.items():
             self._changed.add(key)
+            self.files.pop(str(key[1]), None)
             if state:
                 self._kept[key] = state
             else:
@@ -432,6 +438,7 @@ class ClientStore:
     def load_state_dict(self, states: Mapping[int, State]) -> None:
         """Replace all states by those that :meth:`state_dict` returned."""
         self._kept.clear()
+        self.files.clear()
         for client, state in states.items():
             for name, t in state.items():
                 kind, _, own = name.partition(".")

@@ -1,4 +1,9 @@
-"""Checkpoint files: replaced in one step, and read without executing code that they contain."""
+"""Checkpoint files: replaced in one step, and read without executing code that they contain.
+
+States of optimizers and clients that are larger than :data:`LARGE` together are files of their own:
+``last.states/3-0f5c....pt`` holds that of client 3 for ``last.ckpt``, which names it. Files of
+states are written before the checkpoint that names them, and removed after it.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +16,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_fedssl.storage import state_files
 from lightning_fedssl.storage.files import write_synced
 
 Checkpoint = dict[str, Any]
 """Tensors and primitives under Lightning's key names; see
 :meth:`lightning_fedssl.trainer.FederatedTrainer.save_checkpoint`."""
 
-FORMAT = 2
+FORMAT = 3
 """The version of the layout."""
+
+LARGE = 8 << 20
+"""Bytes of states from which on they are files of their own."""
+
+SERVER = "server"
+"""The name of the server's optimizer among the states."""
 
 _TENSORS = {str: Tensor}
 _LAYOUT: dict[Any, Any] = {
@@ -42,6 +54,7 @@ _LAYOUT: dict[Any, Any] = {
         "server_optimizer": _TENSORS,
         "clients": {int: _TENSORS},
         "client_states_left_out": bool,
+        "states": {str: str},
         "version": int,
     },
 }
@@ -54,16 +67,68 @@ _PLAIN = {int, float, bool, str, bytes, complex, type(None), Tensor, nn.Paramete
 """The types that :func:`load` reads back."""
 
 
-def save(checkpoint: Checkpoint, path: Path) -> None:
+def save(checkpoint: Checkpoint, path: Path, names: dict[str, str] | None = None) -> None:
     """Write a checkpoint: ``path`` is always either the old or the new one, also if the process is
     killed.
+
+    Args:
+        checkpoint: The content.
+        path: The file.
+        names: The names of the files that hold the present states of clients; those of new files
+            are added. None: all in one file.
 
     Raises:
         OSError: If the disk refuses; the old file is left as it was.
         TypeError: If a value could not be read back, naming its place.
     """
     _check_plain(checkpoint, "checkpoint")
-    write_synced(path, lambda file: torch.save(checkpoint, file))
+    content = checkpoint if names is None else _with_files(checkpoint, states_of(path), names)
+    write_synced(path, lambda file: torch.save(content, file))
+    state_files.keep(states_of(path), content["federation"]["states"].values())
+
+
+def _with_files(checkpoint: Checkpoint, folder: Path, names: dict[str, str]) -> Checkpoint:
+    """A checkpoint that names the files of its states; itself if they are small."""
+    federation = checkpoint["federation"]
+    states = {str(client): state for client, state in federation["clients"].items()}
+    states[SERVER] = federation["server_optimizer"]
+    if sum(t.nbytes for state in states.values() for t in state.values()) <= LARGE:
+        return checkpoint
+    names.pop(SERVER, None)
+    state_files.write(folder, states, names)
+    used = {party: names[party] for party in states}
+    light = {**federation, "clients": {}, "server_optimizer": {}, "states": used}
+    return {**checkpoint, "federation": light}
+
+
+def states_of(path: Path) -> Path:
+    """The folder of the files of states of a checkpoint."""
+    return path.with_suffix(".states")
+
+
+def read_states(checkpoint: Checkpoint, path: Path) -> list[str]:
+    """Read the files of states of a checkpoint into it.
+
+    Args:
+        checkpoint: The content of the checkpoint, which is changed.
+        path: Its file.
+
+    Returns:
+        The parties whose file is not there.
+
+    Raises:
+        ValueError: If a file is damaged.
+    """
+    federation, missing = checkpoint["federation"], []
+    for party, name in federation["states"].items():
+        file = states_of(path) / Path(name).name
+        if not file.is_file():
+            missing.append(party)
+        elif party == SERVER:
+            federation["server_optimizer"] = state_files.read(file)
+        else:
+            federation["clients"][int(party)] = state_files.read(file)
+    return missing
 
 
 def load(path: Path) -> Checkpoint:

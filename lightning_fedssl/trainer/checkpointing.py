@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 import math
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,7 +57,8 @@ def save(trainer: Run, path: Path, weights_only: bool = False) -> None:
         OSError: If the file cannot be written.
         TypeError: If a value could not be read back, naming the value.
     """
-    checkpoint_file.save(take(trainer, weights_only), path)
+    names = None if weights_only else trainer.algorithm.clients.files
+    checkpoint_file.save(take(trainer, weights_only), path, names)
 
 
 def save_model(trainer: Run, folder: Path) -> None:
@@ -128,6 +130,7 @@ def folder_of_one_run(trainer: Run) -> Iterator[None]:
 def remove(path: str | Path) -> None:
     """Remove a checkpoint."""
     Path(path).unlink(missing_ok=True)
+    shutil.rmtree(checkpoint_file.states_of(Path(path)), ignore_errors=True)
 
 
 def states_of(callbacks: Sequence[Callback]) -> dict[str, Any]:
@@ -188,6 +191,7 @@ def take(trainer: Run, weights_only: bool = False) -> checkpoint_file.Checkpoint
             "server_optimizer": optimizer_state(trainer.server_optimizer),
             "clients": {} if weights_only else algorithm.clients.state_dict(),
             "client_states_left_out": weights_only and len(algorithm.clients) > 0,
+            "states": {},
         },
     }
     algorithm.on_save_checkpoint(checkpoint)
@@ -361,6 +365,7 @@ def resume(trainer: Run, path: Path) -> int:
     )  # before the normalisation, which changes with the samples
     check_same_samples(trainer, loaded, path, _OF_SAMPLES[2:])
     _warn_of_a_stretched_schedule(trainer, loaded)
+    _read_states(trainer, loaded, path)
     state, server = loaded["federation"], trainer.algorithm.server
     if not trainer.allow_changed:
         _check_shapes(state, path)
@@ -369,7 +374,8 @@ def resume(trainer: Run, path: Path) -> int:
     if state["server_optimizer"]:
         with _loading("server_optimizer", path):
             load_optimizer_state(trainer.server_optimizer, state["server_optimizer"])
-    _load_clients(trainer, path, state)
+    trainer.algorithm.clients.load_state_dict(state["clients"])
+    trainer.algorithm.clients.files.update(state["states"])
     # The test of a run that had finished is not a test of the longer run.
     kept = {k: v for k, v in loaded["metrics"].items() if not k.startswith(_OF_END)}
     known = loaded["model"]["metric_rounds"]
@@ -453,12 +459,24 @@ def _check_shapes(state: checkpoint_file.Checkpoint, path: Path) -> None:
                 )
 
 
-def _load_clients(trainer: Run, path: Path, state: checkpoint_file.Checkpoint) -> None:
-    if state["client_states_left_out"]:
+def _read_states(trainer: Run, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
+    """Read the states of optimizers and clients; go on without those that are not there if that is
+    allowed.
+    """
+    missing: Any = checkpoint_file.read_states(loaded, path)
+    if loaded["federation"]["client_states_left_out"]:
+        missing = ["all clients"]
+    if not missing:
+        return
+    shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
+    problem = (
+        f"{path} lacks the states (optimizers' momentum and the like) of {shown}, which "
+        f"last.ckpt has in {checkpoint_file.states_of(path).name}"
+    )
+    if not trainer.allow_changed:
         raise ValueError(
-            f"ckpt_path: {path} holds the model without the clients' states (their optimizers' "
-            "momentum and the like), "
-            "so it can be evaluated and exported, but a run cannot be resumed from it; give "
-            "--ckpt_path last"
+            f"ckpt_path: {problem}: it can be evaluated and exported; to resume the run, give "
+            "--ckpt_path last with this folder beside it, or let these states begin anew by "
+            "--trainer.allow_changed true"
         )
-    trainer.algorithm.clients.load_state_dict(state["clients"])
+    _log.warning("resuming with new states: %s", problem)

@@ -140,9 +140,10 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
             files are written.
         deterministic: Use deterministic kernels only (as PyTorch's
             ``use_deterministic_algorithms``).
-        allow_changed: Let a run resume with other settings or data than its checkpoint's, and let a
-            checkpoint be evaluated on data with other class names or another normalisation;
-            otherwise an error names what differs.
+        allow_changed: Let a run resume with other settings or data than its checkpoint's, or
+            without the states of clients that are not there, and let a checkpoint be evaluated on
+            data with other class names or another normalisation; otherwise an error names what
+            differs.
         enable_progress_bar: Print one line per round, and the result.
         default_root_dir: Where runs are written; the current folder if left out.
     """

@@ -16,7 +16,7 @@ from tests.toy import ToyData, toy_semifl, toy_trainer
 
 FEDERATION: dict[str, Any] = {
     "parameters": {}, "buffers": {}, "momentum": {}, "extra": {}, "server_optimizer": {}, "clients": {},
-    "client_states_left_out": False, "version": 0,
+    "client_states_left_out": False, "version": 0, "states": {},
 }  # fmt: skip
 OTHERS = {
     "format": checkpoint_file.FORMAT, "algorithm": "A", "seed": 0, "partition": "", "metrics": {}, "total_bytes": 0.0,

@@ -1,0 +1,71 @@
+"""States of optimizers and clients in files of their own, so that those that stay are not written
+again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+import torch
+from torch import Tensor
+
+from lightning_fedssl.storage.files import write_synced
+
+State = dict[str, Tensor]
+
+
+def write(folder: Path, states: Mapping[str, State], names: dict[str, str]) -> None:
+    """Write the states whose file is not in a folder.
+
+    A file is named by its content, so no file that a checkpoint names is ever changed.
+
+    Args:
+        folder: The folder; it is made.
+        states: The states, by the party that they belong to.
+        names: The names of the files that hold the present states, by party; those of new files
+            are added.
+
+    Raises:
+        OSError: If the disk refuses.
+    """
+    for party, state in states.items():
+        if party in names and (folder / names[party]).is_file():
+            continue
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        content = buffer.getvalue()
+        names[party] = f"{party}-{_digest(content)}.pt"
+        if not (folder / names[party]).is_file():
+            write_synced(folder / names[party], partial(_write, content))
+
+
+def read(path: Path) -> State:
+    """A state.
+
+    Raises:
+        ValueError: If the file is damaged.
+    """
+    content = path.read_bytes()
+    if not path.stem.endswith(_digest(content)):
+        raise ValueError(f"ckpt_path: {path} was changed or damaged; use another checkpoint")
+    found: State = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    return found
+
+
+def keep(folder: Path, names: Iterable[str]) -> None:
+    """Remove the files of a folder that have other names, if there is such a folder."""
+    for path in set(folder.glob("*")) - {folder / name for name in names}:
+        path.unlink()
+
+
+def _write(content: bytes, file: IO[bytes]) -> None:
+    file.write(content)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
