@@ -17,8 +17,6 @@ TRAINER = {
 SCRIPTS = {
     "compare": "run many configurations over seeds on the same partitions; tables and plots",
     "partition": "draw the partition of the images, and show it, without training",
-    "privacy": "print what clients send, whether differential privacy covers it, and what epsilon "
-    "costs",
     "export": "write a checkpoint's network as safetensors, torch.export, ONNX or a folder for a "
     "model hub",
     "deploy": "write a Flower app that trains a configuration on machines of their own",

@@ -93,11 +93,8 @@ def _run(
     given: dict[str, Any] = {"datamodule_class": datamodule_class} if datamodule_class else {}
     if command in SCRIPTS:
         script = import_module(f"lightning_fedssl.cli.{command}")
-        return int(
-            script.main(
-                arguments[1:], **(given if command in ("compare", "partition", "privacy") else {})
-            )
-        )
+        reads_data = command in ("compare", "partition")
+        return int(script.main(arguments[1:], **(given if reads_data else {})))
     if arguments == ["fit"]:
         arguments, own = ["fit", "--config", "semifl_digits.yaml"], False
     if not own:  # Lightning would advise against arguments that are not those of the process
