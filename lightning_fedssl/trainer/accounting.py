@@ -108,7 +108,10 @@ def _epsilon(settings: tuple[Any, ...], delta: float) -> float:
             if budget.accountant == "pld"
             else rdp.RdpAccountant(neighboring_relation=relation)
         )
-    return float(accountant.compose(event, budget.rounds).get_epsilon(delta))
+    try:
+        return float(accountant.compose(event, budget.rounds).get_epsilon(delta))
+    except OverflowError:  # next to no noise
+        return math.inf
 
 
 def calibrated(budget: Budget, epsilon: float, delta: float) -> float:

@@ -18,6 +18,7 @@ nothing.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 from collections.abc import Iterable, Iterator
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.callback import FederatedCallback
@@ -53,7 +55,7 @@ class CentralDP(FederatedCallback):
     protected. The run ends before the round that would spend more than ``epsilon``.
 
     Args:
-        delta: Delta; below 1 / clients.
+        delta: Delta; below 1 / clients of the population.
         epsilon: The budget. Without ``noise_multiplier`` the noise is such that ``max_rounds``
             rounds spend it.
         noise_multiplier: z; without ``epsilon`` there is no limit. 0 clips only.
@@ -167,6 +169,10 @@ class CentralDP(FederatedCallback):
                 "cannot be continued; give its settings, or start a new run"
             )
         self._spent = spent
+        noise = spent.noise_multiplier
+        accounted = not noise or spent.epsilon(self.delta, 1) < math.inf
+        remedy = "too small to account for; give 0.1 or more, or 0, which clips only"
+        _require(accounted, "noise_multiplier", noise, remedy)
         if self._is_spent(spent) and not spent.rounds:
             raise ValueError(
                 f"trainer.privacy: one round with noise_multiplier {spent.noise_multiplier:g} "
@@ -189,6 +195,8 @@ class CentralDP(FederatedCallback):
         if self.population is not None:
             clients, cohort = self.population, self.population_cohort or cohort
         _require(cohort <= clients, "population", clients, f"it has rounds of {cohort} clients")
+        remedy = f"give less than 1 / clients, {1 / clients:.2g}: with more, one may be published"
+        _require(self.delta * clients < 1, "delta", self.delta, remedy)
         return Budget(
             self.noise_multiplier or 0.0,
             trainer.max_rounds,
@@ -244,7 +252,7 @@ class CentralDP(FederatedCallback):
         moved = torch._foreach_sub(
             list(sent.values()), [model[name].to(t.device) for name, t in sent.items()]
         )
-        norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(moved)).double()))
+        norm = math.hypot(*map(_norm, moved))
         if norm > self.clip:
             torch._foreach_mul_(moved, self.clip / norm)
         return dict(zip(sent, moved, strict=True)), norm
@@ -406,6 +414,11 @@ def uncovered(trainer: Run, algorithm: FederatedAlgorithm) -> list[str]:
             "to null (clipping "
             "bounds every update)."
         )
+    if trainer.precision.endswith("16-true"):
+        found.append(
+            "trainer.precision: updates and noise are rounded to 16 bits; take 32-true or a mixed "
+            "precision."
+        )
     if trainer.aggregator is not None:
         found.append("trainer.aggregator: a robust rule has no known sensitivity; set it to null.")
     if trainer.faults.over_selection:
@@ -439,6 +452,12 @@ def secret_normal(count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     bits = np.frombuffer(os.urandom(16 * count), dtype=np.uint64).reshape(2, count) >> np.uint64(11)
     u, v = bits * 2.0**-53
     return np.asarray(np.sqrt(-2 * np.log1p(-u)) * np.cos(2 * np.pi * v))
+
+
+def _norm(t: Tensor) -> float:
+    """In 64 bits: in 32, the norm of a large tensor comes out too small."""
+    there = t.cpu() if t.is_mps else t  # Apple's GPUs have no float64
+    return float(torch.linalg.vector_norm(there, dtype=torch.float64))
 
 
 def _require(valid: bool, key: str, value: object, remedy: str) -> None:

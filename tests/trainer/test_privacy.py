@@ -76,6 +76,12 @@ def test_an_update_is_clipped_over_all_its_tensors_together() -> None:
     assert (sent.parameters["w"].tolist(), sent.buffers["v"].tolist()) == ([2.5, 1], [2])
 
 
+def test_the_norm_of_a_large_tensor_is_not_too_small() -> None:
+    sent = {"w": torch.full((1_000_000,), 0.1)}
+    moved, _ = private(clip=2.0).clipped(ClientUpdate(0, sent, {}, 1, 1), {"w": torch.zeros(1_000_000)})
+    assert float(moved["w"].double().norm()) == pytest.approx(2.0, rel=1e-6)
+
+
 class Away(Availability):
     """Some clients are never there, by default all, so that the model moves by noise alone."""
 
@@ -117,7 +123,7 @@ def test_the_noise_on_the_mean_has_the_stated_deviation_in_every_tensor(tmp_path
 def test_a_population_changes_the_noise_on_the_mean_to_that_of_its_cohort(tmp_path: Path) -> None:
     name = "network.classifier.weight"
     own = noise_of(tmp_path / "own", private())[name]
-    simulated = noise_of(tmp_path / "all", private(population=10_000, population_cohort=30))[name]
+    simulated = noise_of(tmp_path / "all", private(delta=1e-6, population=10_000, population_cohort=30))[name]
     torch.testing.assert_close(simulated * 10, own, rtol=1e-3, atol=1e-5)  # 30 clients instead of 3
 
 
@@ -358,10 +364,10 @@ def test_two_ranks_are_bitwise_one(method: str, tmp_path: Path) -> None:
 
 
 def test_result_checkpoint_and_model_card_say_what_epsilon_means(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, private(population=100_000, population_cohort=1000), max_rounds=1)
+    trainer = trainer_of(tmp_path, private(delta=1e-6, population=100_000, population_cohort=1000), max_rounds=1)
     trainer.fit(uniform(), labeled_clients())
     result = json.loads(Path(trainer.log_dir, "result.json").read_text())["privacy"]
-    assert (result["unit"], result["delta"], result["population"], result["clip"]) == ("client", 1e-3, 100_000, 0.5)
+    assert (result["unit"], result["delta"], result["population"], result["clip"]) == ("client", 1e-6, 100_000, 0.5)
     saved = checkpoint_file.load(Path(trainer.log_dir, "checkpoints", "last.ckpt"))
     assert saved["model"]["privacy"] == result
     card = model_card(saved["model"])
@@ -382,6 +388,9 @@ def test_result_checkpoint_and_model_card_say_what_epsilon_means(tmp_path: Path)
         (lambda: toy_semifl(client_weighting="samples"), ToyData, {}, "model.client_weighting"),
         (toy_semifl, ToyData, {"quarantine": 10.0}, "trainer.quarantine"),
         (toy_semifl, ToyData, {"aggregator": Median()}, "trainer.aggregator"),
+        (toy_semifl, ToyData, {"precision": "bf16-true"}, "trainer.precision: .*16 bits"),
+        (toy_semifl, ToyData, {"privacy": private(delta=0.3)}, "delta is 0.3: give less than 1 / clients"),
+        (toy_semifl, ToyData, {"privacy": private(noise_multiplier=1e-4)}, "noise_multiplier is 0.0001: too small"),
         (toy_semifl, ToyData, {"faults": Faults(over_selection=0.3)}, "over_selection"),
         (toy_semifl, ToyData, {"callbacks": [StaticBatchNorm(source="moments")]}, "StaticBatchNorm: source moments"),
         (
