@@ -64,7 +64,7 @@ def summarize_run(
         "run_folder": trainer.log_dir,
         "ckpt_path": trainer.ckpt_path and str(trainer.ckpt_path),
         "version": __version__,
-        "privacy": trainer.privacy and trainer.privacy.describe(),
+        "privacy": trainer.describe_privacy(),
         "chosen/method": next(
             (c.chosen or None for c in trainer.callbacks if isinstance(c, LabelsAlone)), None
         ),

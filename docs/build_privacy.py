@@ -18,11 +18,11 @@ from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.local_training import sequential
-from lightning_fedssl.robust.aggregators import why_not_a_mean
 from lightning_fedssl.state import LiveTensors, optimizer_state
 from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.trainer.federation import SimulatedFederation
 from lightning_fedssl.trainer.fit_loop import new_round, set_learning_rates
+from lightning_fedssl.updates.aggregators import why_not_a_mean
 
 PAGE = Path(__file__).resolve().parent / "privacy.md"
 CONFIGS = PAGE.parent.parent / "configs"

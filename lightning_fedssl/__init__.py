@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from lightning_fedssl.cli.experiment import Experiment as Experiment
     from lightning_fedssl.data import *
     from lightning_fedssl.models import *
+    from lightning_fedssl.round import Federation as Federation
+    from lightning_fedssl.round import Round as Round
+    from lightning_fedssl.run import Run as Run
     from lightning_fedssl.schedules import Constant as Constant
     from lightning_fedssl.schedules import Cosine as Cosine
     from lightning_fedssl.schedules import FractionalCosine as FractionalCosine
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.system import SystemModel as SystemModel
     from lightning_fedssl.system import UnevenDropout as UnevenDropout
     from lightning_fedssl.trainer import *
+    from lightning_fedssl.updates import *
 
 _MODULES = {
     "algorithm": "FederatedAlgorithm",
@@ -65,9 +69,12 @@ _MODULES = {
     """,
     "schedules": "Constant Cosine FractionalCosine Schedule",
     "system": "Availability Device DiurnalDropout RandomDropout SystemModel UnevenDropout",
-    "trainer": """
-        ALIE Aggregator Attack CentralDP FederatedTrainer GeometricMedian Krum
-        LabelFlip Median MultiKrum PseudoLabelPoison SignFlip TrimmedMean
+    "round": "Federation Round",
+    "run": "Run",
+    "trainer": "FederatedTrainer",
+    "updates": """
+        ALIE Aggregator Arrival Attack CentralDP GeometricMedian Krum LabelFlip Median MultiKrum
+        PseudoLabelPoison Quarantine SignFlip TrimmedMean UpdateRule
     """,
 }
 """Where the classes come from."""

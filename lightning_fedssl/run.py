@@ -88,10 +88,6 @@ class Run(ABC):
     channels_last: bool
     system: SystemModel | None
     faults: Faults
-    quarantine: float | None
-    aggregator: Any
-    attack: Any
-    privacy: Any
     metrics: Sequence[Any]
     check_val_every_n_rounds: int
     fast_dev_run: bool
@@ -209,9 +205,6 @@ class Run(ABC):
         Args:
             index: The round.
         """
-        if self.privacy is not None:
-            drawn: list[int] = self.privacy.draw_cohort(self, index)
-            return drawn
         return sampling.cohort(self.seed, index, self.datamodule.num_clients, self.cohort_size)
 
     def drops_out(self, client: int) -> bool:
@@ -362,6 +355,10 @@ class Run(ABC):
         """The settings of trainer, data and model by their keys, flattened:
         ``model.optimizer.lr``.
         """
+
+    @abstractmethod
+    def describe_privacy(self) -> dict[str, Any] | None:
+        """What the run guarantees so far; None without differential privacy."""
 
     @abstractmethod
     def notify(self, callback: Callback, hook: str, *arguments: Any) -> None:

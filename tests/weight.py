@@ -23,13 +23,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
     "syntax nodes of package and callbacks": 197_000,
-    "syntax nodes of the core": 46_600,
+    "syntax nodes of the core": 40_800,
     "comprehensions per 1,000 lines": 50,
     "tests": 20_500,
     "benchmarks": 2_700,
     "lines of Markdown": 3_400,
     "lines of README.md": 100,
-    "arguments of FederatedTrainer": 24,
+    "arguments of FederatedTrainer": 21,
     "private names of torch and Lightning": 0,
     "modules that read code": 0,
 }

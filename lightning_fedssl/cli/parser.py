@@ -20,6 +20,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning_fedssl.cli.config_files import find_config
 from lightning_fedssl.cli.public import public_classes
 from lightning_fedssl.trainer import FederatedTrainer
+from lightning_fedssl.trainer.trainer import OTHER_NAMES
 
 _UNKNOWN = re.compile(r"(?:arguments: --|[Oo]ption '|path string: |choice: ')([\w.]+)")
 """Where jsonargparse's sentences name an option, a class or a command that does not exist."""
@@ -159,6 +160,8 @@ class Parser(LightningArgumentParser):
 
     def _suggestion(self, message: str) -> str:
         unknown = _UNKNOWN.search(message)
+        if unknown is not None and (other := OTHER_NAMES.get(unknown[1].rpartition(".")[2])):
+            return f"; give {other}"
         if unknown is None or "did you mean" in message:
             return ""
         options = sorted(set(_options(self)))

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from lightning_fedssl import algorithms, callbacks, data, models, schedules, system, trainer
+from lightning_fedssl import (
+    algorithms,
+    callbacks,
+    data,
+    models,
+    schedules,
+    system,
+    trainer,
+    updates,
+)
 
-PARTS = (algorithms, callbacks, data, models, schedules, system, trainer)
+PARTS = (algorithms, callbacks, data, models, schedules, system, trainer, updates)
 
 
 def public_classes() -> dict[str, object]:

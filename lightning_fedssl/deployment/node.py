@@ -240,8 +240,8 @@ class Node:
         )
         with algorithm.scalars.redirected(collector.update):
             update = next(iter(updates), None)
-        if update is not None and self.trainer.privacy is not None:
-            update = self.trainer.privacy.clip_update(update, algorithm.server.model())
+        for rule in self.trainer.updates:
+            update = update and rule.at_node(update, algorithm.server.model())
         algorithm.clients.commit(client)
         scalars = {name: pair for name, pair in collector.sums().items() if pair[1]}
         samples, steps = (update.num_samples, update.num_steps) if update else (0, 0)

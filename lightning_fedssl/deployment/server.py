@@ -40,8 +40,9 @@ from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate, named_payload
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.trainer import FederatedTrainer
-from lightning_fedssl.trainer.acceptance import check_update
 from lightning_fedssl.trainer.federation import SimulatedFederation, measure_moments
+from lightning_fedssl.updates.acceptance import check_update
+from lightning_fedssl.updates.privacy import CentralDP
 
 _log = logging.getLogger(__name__)
 
@@ -201,19 +202,8 @@ class DeployedFederation(SimulatedFederation):
                 "trainer.devices gives several devices, but a deployment's server uses one: set "
                 "it to 1"
             )
-        if trainer.attack is not None:
-            raise ValueError(
-                "trainer.attack simulates attackers, and a deployment has real clients: leave it "
-                "out"
-            )
-        if trainer.privacy is not None:
-            trainer.privacy.keep_secret()
-            if min_clients > 1:
-                raise ValueError(
-                    f"min-clients is {min_clients}, and with trainer.privacy no client may decide "
-                    "on others: "
-                    "set it to 1"
-                )
+        for rule in self._rules:
+            rule.on_deployment(min_clients)
         self.nodes = nodes
         self.min_clients = min_clients
         self._needed = wait_for
@@ -560,7 +550,8 @@ def unfinished(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> Path
     result = path.parent.with_name("result.json")  # written after the test
     is_tested = result.is_file() and not json.loads(result.read_text("utf-8"))["interrupted"]
     if found["round"] >= trainer.max_rounds and is_tested:
-        budget = ", which spends a privacy budget of its own" if trainer.privacy else ""
+        private = any(isinstance(rule, CentralDP) for rule in trainer.updates)
+        budget = ", which spends a privacy budget of its own" if private else ""
         _log.info("a new run begins%s: that of %s has finished", budget, path)
         return None
     _log.info("resuming %s after round %d of %d", path, found["round"], trainer.max_rounds)

@@ -49,7 +49,7 @@ def describe_model(
         metrics: The last value of every scalar.
         metric_rounds: The round of the model that ``val`` and ``test`` evaluated last, which may be
             an earlier one.
-        privacy: What a private run has spent (``trainer.privacy.describe()``).
+        privacy: What a private run has spent (``trainer.describe_privacy()``).
     """
     return {
         "format": 1,

@@ -24,6 +24,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint
+from lightning_fedssl.updates.rule import UpdateRule
 
 _log = logging.getLogger(__name__)
 
@@ -137,10 +138,11 @@ def refuse_unsupported(callbacks: Sequence[Callback]) -> None:
 def _check_hooks(callback: Callback) -> None:
     """Refuse a hook that is misspelt; warn of Lightning's hooks that are never called here."""
     mine = type(callback).__name__
+    base = UpdateRule if isinstance(callback, UpdateRule) else FederatedCallback
     for name in (name for name in dir(type(callback)) if name.startswith("on_")):
-        if not hasattr(FederatedCallback, name):
+        if not hasattr(base, name):
             meant = difflib.get_close_matches(
-                name, [n for n in dir(FederatedCallback) if n.startswith("on_")], 1
+                name, [n for n in dir(base) if n.startswith("on_")], 1
             )
             hint = (
                 f"; did you mean {meant[0]}?"

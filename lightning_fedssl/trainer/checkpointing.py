@@ -76,7 +76,7 @@ def _description(trainer: Run) -> Description:
         trainer.round_index,
         _scalars(trainer),
         trainer.metric_rounds,
-        trainer.privacy.describe() if trainer.privacy else None,
+        trainer.describe_privacy(),
     )
 
 

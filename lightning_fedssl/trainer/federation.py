@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,13 +20,13 @@ from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_training.step_work import step_work
 from lightning_fedssl.local_work import LocalWork
-from lightning_fedssl.robust.attacks import Attack
 from lightning_fedssl.round import Federation
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate, Direction, load_optimizer_state, load_state
 from lightning_fedssl.system import Outcome
-from lightning_fedssl.trainer.acceptance import Acceptance, Arrival
 from lightning_fedssl.trainer.participation import Participation
+from lightning_fedssl.updates.acceptance import check_update
+from lightning_fedssl.updates.rule import Arrival, UpdateRule
 
 
 class SimulatedFederation(Federation):
@@ -55,10 +56,7 @@ class SimulatedFederation(Federation):
         self._step_work: dict[Any, float] = {}
         self._received: dict[int, State] = {}
         self._own: set[int] = set()
-        attack, seed = trainer.attack, trainer.seed
-        self._attackers = (
-            attack.attackers(seed, trainer.datamodule.num_clients) if attack else frozenset[int]()
-        )
+        self._rules = [rule for rule in trainer.callbacks if isinstance(rule, UpdateRule)]
 
     def start_round(self) -> None:
         """Begin a round: the next server phase is its first."""
@@ -194,63 +192,93 @@ class SimulatedFederation(Federation):
     def accepted(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """The updates of all ranks that enter the new model, in the order of the cohort.
 
-        With ``trainer.aggregator`` or ``trainer.privacy`` it is one update, combined from them.
-        This is the one place that all updates pass: attackers change them here, and clipping, noise
-        and robust rules are applied here.
+        This is the one place that all updates pass: the rules of ``trainer.updates`` are applied
+        here. With a rule that combines them, it is one update.
 
         Args:
             updates: Those of this rank's clients; taking one trains its client.
         """
-        accepted, trainer = self._judged(updates), self.trainer
-        if trainer.privacy is not None:
-            accepted = trainer.privacy.combine(accepted, trainer)
-        elif trainer.aggregator is not None:
-            accepted = trainer.aggregator.combine(accepted)
+        accepted = self._judged(updates)
+        for rule in self._rules:
+            accepted = rule.combine(self.trainer, self.trainer.algorithm, accepted)
         return accepted
 
     def _judged(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """Those of all ranks that the server accepts.
 
         An update is judged as soon as it is there. It waits, as a copy on the CPU, if other ranks
-        train, if it has to be compared with the round's other updates, if attackers look at these,
-        or if more clients train than the server needs.
+        train, if a rule holds it, or if more clients train than the server needs.
         """
         trainer, started = self.trainer, time.perf_counter()
-        acceptance = Acceptance(trainer.algorithm, trainer.quarantine, trainer.round.lr_factor)
-        attack = trainer.attack if trainer.attack and trainer.attack.falsifies else None
-        waits = trainer.world_size > 1 or self.participation.has_surplus or attack is not None
-        movements, waiting = list[tuple[float, float]](), list[Arrival]()
+        waits = trainer.world_size > 1 or self.participation.has_surplus
+        passed, waiting = list[Mapping[str, Any]](), list[Arrival]()
         for update in updates:
-            received = self._received.pop(
-                update.client, {}
-            )  # a broadcast may be a model of its own for each client
-            arrival = acceptance.measure(
-                update, received, self.participation.seconds(update.client)
-            )
+            received = self._received.pop(update.client, {})
+            seconds = self.participation.seconds(update.client)
+            arrival = self._checked(Arrival(update, seconds=seconds), received, self._rules)
+            held = arrival.reason is None and any(rule.holds(arrival) for rule in self._rules)
             if self.participation.is_late(arrival):
                 self._leave_out(update.client, "late")
-            elif waits or waiting or arrival.needs_the_median:
+            elif waits or waiting or held:
                 waiting.append(arrival.copied())
             else:
                 self.client_judged(update.client, arrival.reason)
                 if arrival.reason is None:
-                    movements.append(arrival.moved)
-                    yield update
+                    passed.append(arrival.notes)
+                    yield arrival.update
         self.client_seconds = time.perf_counter() - started
         waiting = self._exchange(waiting)
-        if attack is not None:
-            waiting = self._falsified(attack, waiting, acceptance)
         late = self.participation.not_needed(waiting)
-        movements += [a.moved for a in waiting if a.reason is None and a.update.client not in late]
-        for arrival in waiting:
-            if arrival.update.client in late:
-                self._leave_out(arrival.update.client, "late")
+        timely = self._compared([a for a in waiting if a.update.client not in late], passed)
+        judged = {arrival.update.client: arrival for arrival in timely}
+        for client in (arrival.update.client for arrival in waiting):
+            if client in late:
+                self._leave_out(client, "late")
                 continue
-            reason = acceptance.judge(arrival, movements)
-            self.client_judged(arrival.update.client, reason)
-            if reason is None:
-                yield arrival.update.to(trainer.fabric.device)
+            self.client_judged(client, judged[client].reason)
+            if judged[client].reason is None:
+                yield judged[client].update.to(trainer.fabric.device)
         trainer.call("on_aggregate")
+
+    def _checked(self, arrival: Arrival, received: State, rules: Sequence[UpdateRule]) -> Arrival:
+        """What single updates are rejected for, and what rules make of them.
+
+        Args:
+            arrival: The update as it was sent.
+            received: What its client received; a tensor that it lacks is the server's.
+            rules: The rules in their order.
+        """
+        trainer, algorithm = self.trainer, self.trainer.algorithm
+        if reason := check_update(algorithm, arrival.update):
+            return arrival.rejected(reason)
+        received = {**algorithm.server.model(), **received}  # a client may get a model of its own
+        for rule in rules:
+            if arrival.reason is None:
+                arrival = rule.on_update(trainer, algorithm, arrival, received)
+        return arrival
+
+    def _compared(
+        self, arrivals: list[Arrival], passed: Sequence[Mapping[str, Any]]
+    ) -> list[Arrival]:
+        """The arrivals of a round as rules judge them that look at all; the same on every rank.
+
+        An update that a rule has changed passes the rules after it once more.
+        """
+        trainer, device = self.trainer, self.trainer.fabric.device
+        for index, rule in enumerate(self._rules):
+            valid = [arrival for arrival in arrivals if arrival.reason is None]
+            found = dict(zip(
+                (arrival.update.client for arrival in valid),
+                rule.on_round(trainer, trainer.algorithm, valid, passed),
+                strict=True,
+            ))  # fmt: skip
+            for place, before in enumerate(arrivals):
+                now = found.get(before.update.client, before)
+                if now.update is not before.update:
+                    on_device = replace(now, update=now.update.to(device))
+                    now = self._checked(on_device, {}, self._rules[index + 1 :]).copied()
+                arrivals[place] = now
+        return arrivals
 
     def _share(self, present: list[int]) -> list[list[LocalData]]:
         """The data of the clients that this rank trains, in stacks."""
@@ -259,32 +287,14 @@ class SimulatedFederation(Federation):
         share = sampling.share_out(stacks, self._client_sizes, fabric.world_size)[
             fabric.global_rank
         ]
-        return [[self._poisoned(trainer.local_data(client)) for client in stack] for stack in share]
+        return [[self._data_of(client) for client in stack] for stack in share]
 
-    def _poisoned(self, data: LocalData) -> LocalData:
+    def _data_of(self, client: int) -> LocalData:
         """The data of a client as it trains on them: an attacker may have changed its own."""
-        attack = self.trainer.attack
-        return (
-            attack.poison(data, self.trainer.algorithm)
-            if attack and data.party in self._attackers
-            else data
-        )
-
-    def _falsified(
-        self, attack: Attack, arrivals: list[Arrival], acceptance: Acceptance
-    ) -> list[Arrival]:
-        """What arrives at the server when the attackers have changed their updates.
-
-        The same on every rank.
-        """
-        trainer, device = self.trainer, self.trainer.fabric.device
-        model = {name: t.cpu() for name, t in trainer.algorithm.server.model().items()}
-        rng = sampling.rng(trainer.seed, "attack", trainer.round_index)
-        updates = attack.falsified([a.update for a in arrivals], model, self._attackers, rng)
-        return [
-            acceptance.measure(update.to(device), {}, arrival.seconds).copied()
-            for update, arrival in zip(updates, arrivals, strict=True)
-        ]
+        data = self.trainer.local_data(client)
+        for rule in self._rules:
+            data = rule.on_data(self.trainer, data)
+        return data
 
     def _exchange(self, own: list[Arrival]) -> list[Arrival]:
         """The arrivals of all ranks, in the order of the cohort.
@@ -377,7 +387,10 @@ class SimulatedFederation(Federation):
 
     def client_ended(self, update: ClientUpdate) -> None:
         """A client has finished."""
-        self.transfer(update.client, "up", self.trainer.algorithm.upload_sizes(update))
+        sizes = self.trainer.algorithm.upload_sizes(update)
+        for rule in self._rules:
+            sizes = rule.upload_sizes(update, sizes)
+        self.transfer(update.client, "up", sizes)
         self.participation.count_steps(update)
         self.trainer.call("on_client_end", update)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate, Direction
 from lightning_fedssl.system import Outcome, Usage
-from lightning_fedssl.trainer.acceptance import Arrival
+from lightning_fedssl.updates.rule import Arrival
 
 _log = logging.getLogger(__name__)
 

@@ -14,11 +14,12 @@ from torch.optim import Optimizer
 
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.run import Run
+from lightning_fedssl.updates.rule import UpdateRule
 
 Settings = dict[str, Any]
 """Numbers, texts and tuples of them by their keys, such as ``model.client_epochs``."""
 
-_TRAINER = ("clients_per_round", "precision", "quarantine")
+_TRAINER = ("clients_per_round", "precision")
 _UNIMPORTANT = {
     "data.root",
     "data.download",
@@ -48,11 +49,13 @@ def settings_of(trainer: Run) -> Settings:
     """
     algorithm, data = trainer.algorithm, trainer.datamodule
     names = inspect.signature(FederatedDataModule).parameters
+    rules = [rule for rule in trainer.callbacks if isinstance(rule, UpdateRule)]
     found = {f"trainer.{name}": getattr(trainer, name) for name in _TRAINER}
     found |= _flat(
         "trainer",
-        {name: getattr(trainer, name) for name in ("faults", "aggregator", "attack", "privacy")},
+        {"faults": trainer.faults, "updates": rules},
     )
+    found["trainer.updates"] = tuple(type(rule).__name__ for rule in rules)
     if trainer.faults.has_late_clients:
         found |= _flat("trainer", {"system": trainer.system})
     found |= _flat(

@@ -33,10 +33,10 @@ from lightning_fedssl.callbacks import (
 )
 from lightning_fedssl.data.datamodule import FederatedDataModule, require_federated
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
-from lightning_fedssl.robust.aggregators import why_not_a_mean
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ServerState
 from lightning_fedssl.trainer import callback_list
+from lightning_fedssl.updates.rule import UpdateRule
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def read_data(datamodule: FederatedDataModule, stage: str) -> None:
     datamodule.setup(stage)
 
 
-def refuse_unsuitable_data(trainer: Run, stage: str) -> None:
+def refuse_unsuitable_data(trainer: Run, stage: str, rules: Sequence[UpdateRule] = ()) -> None:
     """Refuse to ``fit`` on data that the algorithm or the trainer cannot train on.
 
     Raises:
@@ -113,24 +113,8 @@ def refuse_unsuitable_data(trainer: Run, stage: str) -> None:
             "trains on the features of all clients at every step, so no client can be left out at "
             "the end of a round"
         )
-    if trainer.attack is not None:
-        trainer.attack.check_data(datamodule)
-    attack = trainer.attack if trainer.attack and trainer.attack.falsifies else None
-    for key, rule in {"aggregator": trainer.aggregator, "attack": attack}.items():
-        if rule is not None and (reason := why_not_a_mean(algorithm)):
-            raise ValueError(
-                f"trainer.{key}: {type(rule).__name__} cannot be used with "
-                f"{type(algorithm).__name__}, which {reason}: "
-                "choose a method that averages its clients' models, such as FedAvg, FixMatch or "
-                "SemiFL"
-            )
-    fewest = trainer.aggregator.fewest() if trainer.aggregator else 0
-    if trainer.clients_per_round < fewest:
-        raise ValueError(
-            "trainer.aggregator leaves out no liar of so few clients: set "
-            f"trainer.clients_per_round to {fewest} or more, or take Median (3 or more), a larger "
-            "share or a smaller selected"
-        )
+    for rule in rules:
+        rule.check(trainer)
     algorithm.check_data(datamodule)
 
 
@@ -240,8 +224,6 @@ def choose_callbacks(
         defaults.append(MetricMatrices())
     if trainer.system is not None:
         defaults.append(SystemClock())
-    if trainer.privacy is not None:
-        defaults.append(trainer.privacy)
     if trainer.faults.loses_clients:
         defaults.append(ParticipationPlot())
     if not trainer.fast_dev_run:

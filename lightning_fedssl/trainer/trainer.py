@@ -25,8 +25,6 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.local_training import LocalTraining, stack_size
 from lightning_fedssl.metrics import Counter, MetricCollector
-from lightning_fedssl.robust.aggregators import Aggregator
-from lightning_fedssl.robust.attacks import Attack
 from lightning_fedssl.round import Round
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ServerState, frozen_state, load_state
@@ -43,8 +41,9 @@ from lightning_fedssl.trainer import (
 )
 from lightning_fedssl.trainer.evaluation_metrics import EvaluationMetrics, MetricFactory, MetricName
 from lightning_fedssl.trainer.federation import SimulatedFederation
-from lightning_fedssl.trainer.privacy import CentralDP
 from lightning_fedssl.trainer.settings import table_row_of
+from lightning_fedssl.updates.acceptance import Quarantine
+from lightning_fedssl.updates.rule import UpdateRule, check_order
 
 _DTYPES = {"64-true": torch.float64, "16-true": torch.float16, "bf16-true": torch.bfloat16}
 _STATES: dict[str, tuple[TrainerFn, RunningStage]] = {
@@ -54,13 +53,17 @@ _STATES: dict[str, tuple[TrainerFn, RunningStage]] = {
     "predict": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
 }
 
-_LIGHTNINGS_KEYS = {
+OTHER_NAMES = {
+    "quarantine": "updates: [{class_path: Quarantine, init_args: {factor: 10}}], or [] for null",
+    "aggregator": "updates, a list of rules such as [Quarantine, Median]",
+    "attack": "updates, a list of rules such as [SignFlip, Quarantine]",
+    "privacy": "updates: [{class_path: CentralDP, init_args: {...}}]",
     "max_epochs": "max_rounds, the number of rounds",
     "max_steps": "max_rounds, and the method's client_epochs or client_steps",
     "check_val_every_n_epoch": "check_val_every_n_rounds",
     "gradient_clip_val": "gradient_clip_norm to the method",
 }
-"""Keys of Lightning's trainer, and what to give instead."""
+"""Keys that the trainer does not have, such as those of Lightning's, and what to give instead."""
 
 
 class _NamesKeys(ABCMeta):
@@ -70,10 +73,8 @@ class _NamesKeys(ABCMeta):
     """
 
     def __call__(cls, *arguments: Any, **keys: Any) -> Any:
-        if wrong := [key for key in keys if key in _LIGHTNINGS_KEYS]:
-            raise TypeError(
-                f"FederatedTrainer has no {wrong[0]}: give {_LIGHTNINGS_KEYS[wrong[0]]}"
-            )
+        if wrong := [key for key in keys if key in OTHER_NAMES]:
+            raise TypeError(f"FederatedTrainer has no {wrong[0]}: give {OTHER_NAMES[wrong[0]]}")
         return super().__call__(*arguments, **keys)
 
 
@@ -112,20 +113,13 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
             ``system/*``.
         faults: Clients that drop out or are late: ``availability``, ``deadline_s``,
             ``over_selection`` (:class:`~lightning_fedssl.system.Faults`).
-        quarantine: Reject a client's update that moved the weights by more than this many times the
-            round's median movement, and by more than the weights' own norm (with at least 3 valid
-            updates in the round): an update that has exploded. It is logged with its client and
-            counted as ``client/refused``. null accepts every valid update. A movement begins at the
-            weights that the client received: the global weights, or, with FedRGD, EASGD and Overlap
-            Local-SGD, those of its group or slot. The weights' own norm is the norm of these
-            weights, times the schedule's factor of the learning rate.
-        aggregator: A robust rule that combines the clients' updates in place of the mean:
-            ``Median``, ``TrimmedMean``, ``Krum``, ``MultiKrum``, ``GeometricMedian``, or a subclass
-            of ``Aggregator``.
-        attack: A share of the clients attacks: ``SignFlip``, ``ALIE``,
-            ``LabelFlip``, ``PseudoLabelPoison``, or a subclass of ``Attack``.
-        privacy: Differential privacy for clients: :class:`~lightning_fedssl.trainer.CentralDP`,
-            which clips updates and adds noise to their sum.
+        updates: Rules for the clients' updates, in the order in which they are applied
+            (:class:`~lightning_fedssl.updates.UpdateRule`): attacks (``SignFlip``, ``ALIE``,
+            ``LabelFlip``, ``PseudoLabelPoison``), ``Quarantine``, which rejects updates that have
+            exploded, rules of your own, and last at most one that combines them in place of the
+            mean: ``Median``, ``TrimmedMean``, ``Krum``, ``MultiKrum``, ``GeometricMedian``, or
+            ``CentralDP``, differential privacy for clients. Left out: ``Quarantine``; an empty list
+            accepts every valid update.
         logger: ``null`` or ``true``: TensorBoard and CSV below ``default_root_dir``, in a new
             folder for every ``fit``; ``false``: none; or loggers of your own, which keep their
             folder. Without a logger the checkpoints are in ``checkpoints`` below
@@ -163,10 +157,7 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
         callbacks: Callback | list[Callback] | None = None,
         system: SystemModel | None = None,
         faults: Faults | None = None,
-        quarantine: float | None = 10.0,
-        aggregator: Aggregator | None = None,
-        attack: Attack | None = None,
-        privacy: CentralDP | None = None,
+        updates: list[UpdateRule] | None = None,
         logger: Logger | list[Logger] | bool | None = None,
         metrics: Sequence[MetricName | MetricFactory] = (),
         check_val_every_n_rounds: int = 1,
@@ -185,10 +176,7 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
         self.channels_last = channels_last
         self.system = system
         self.faults = faults or Faults()
-        self.quarantine = quarantine
-        self.aggregator = aggregator
-        self.attack = attack
-        self.privacy = privacy
+        self.updates = [Quarantine()] if updates is None else list(updates)
         self.metrics = tuple(metrics)
         self.check_val_every_n_rounds = check_val_every_n_rounds
         self.fast_dev_run = fast_dev_run
@@ -199,8 +187,14 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
         self._check_settings()
         stacks = math.ceil(self.cohort_size / stack_size(clients_at_once))
         self.fabric = launch.make_fabric(accelerator, devices, strategy, precision, stacks)
-        self.given_callbacks = callback_list.usable(callback_list.as_list(callbacks))
-        self.set_callbacks(self.given_callbacks)
+        given = callback_list.as_list(callbacks)
+        if rules := [callback for callback in given if isinstance(callback, UpdateRule)]:
+            raise ValueError(
+                f"trainer.callbacks has {type(rules[0]).__name__}: give it in trainer.updates"
+            )
+        self.given_callbacks = callback_list.usable(given)
+        callback_list.refuse_unsupported(self.updates)
+        self.set_callbacks([*self.given_callbacks, *self.updates])
         self.folder = RunFolder(logger, writes=not fast_dev_run)
         self.ckpt_path = None
         self.state = TrainerState()
@@ -221,11 +215,7 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
                 "auto",
             ):
                 raise ValueError(f"trainer.{key} is {value}: give a whole number of at least 1")
-        if self.quarantine is not None and not self.quarantine > 1:
-            raise ValueError(
-                f"trainer.quarantine is {self.quarantine}: give a factor above 1, or null to "
-                "accept every update"
-            )
+        check_order(self.updates)
         if self.faults.deadline_s is not None and self.system is None:
             raise ValueError(
                 "trainer.faults.deadline_s needs trainer.system, which says how long a client "
@@ -339,7 +329,7 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
             self.fabric
         ):  # the ranks share the memory of the data, and a refusal is raised once
             setup.read_data(datamodule, stage)
-            setup.refuse_unsuitable_data(self, stage)
+            setup.refuse_unsuitable_data(self, stage, self.updates)
         arguments, launched = (
             (self, stage, model, datamodule, federation),
             cast(Callable[..., Any], self.fabric.launch),
@@ -401,7 +391,7 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
         with self.fabric.rank_zero_first(local=True):
             setup.read_data(datamodule, stage)
         datamodule.to(self.fabric.device)
-        setup.refuse_unsuitable_data(self, stage)
+        setup.refuse_unsuitable_data(self, stage, self.updates)
         if stage == "fit":
             setup.warn_of_what_costs(self)
         EvaluationMetrics(self.metrics, datamodule.num_classes)  # refuses unusable ones at once
@@ -421,7 +411,8 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
         if stage == "fit":
             self.folder.begin_run()
         self.folder.open(self.default_root_dir, self.fabric)
-        self.set_callbacks(setup.choose_callbacks(self, model, self.given_callbacks))
+        given = [*self.given_callbacks, *self.updates]
+        self.set_callbacks(setup.choose_callbacks(self, model, given))
         watchers = [type(callback).__name__ for callback in self.listeners["on_client_batch_end"]]
         self.local_training = LocalTraining(self.clients_at_once, watchers)
         self.collector, self.counter = MetricCollector(self.world_size), Counter()
@@ -454,6 +445,15 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
                 ]  # without it, it reloads no scores
         checkpointing.restore(self.callbacks, states)
         vars(self).update(outcome)
+
+    def draw_cohort(self, index: int) -> list[int]:
+        """See :class:`~lightning_fedssl.run.Run`."""
+        drawn = [rule.draw_cohort(self, index) for rule in self.updates]
+        return next((cohort for cohort in drawn if cohort is not None), super().draw_cohort(index))
+
+    def describe_privacy(self) -> dict[str, Any] | None:
+        """See :class:`~lightning_fedssl.run.Run`."""
+        return next(filter(None, (rule.describe() for rule in self.updates)), None)
 
     def notify(self, callback: Callback, hook: str, *arguments: Any) -> None:
         """See :class:`~lightning_fedssl.run.Run`."""

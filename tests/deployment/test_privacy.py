@@ -13,19 +13,19 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install .[flowe
 pytest.importorskip("dp_accounting", reason="dp-accounting is not installed: pip install .[privacy]")
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.trainer import CentralDP, SignFlip
+from lightning_fedssl.updates import CentralDP, SignFlip
 from tests.toy import weights
 
 from .helpers import METHODS, FakeGrid, grid_of, server_of
 
-KEYS: dict[str, Any] = {"quarantine": None, "max_rounds": 2, "clients_per_round": 4}
+KEYS: dict[str, Any] = {"max_rounds": 2, "clients_per_round": 4}
 
 
 def deployed(path: Path, privacy: CentralDP, **keys: Any) -> tuple[FederatedAlgorithm, FakeGrid]:
     make, data = METHODS["FedAvg"]
-    algorithm, grid = make(), grid_of(path, "FedAvg", privacy=privacy, **KEYS)
+    algorithm, grid = make(), grid_of(path, "FedAvg", updates=[privacy], **KEYS)
     algorithm.client_weighting = "uniform"
-    server_of(path, grid, privacy=privacy, **KEYS, **keys).fit(algorithm, data())
+    server_of(path, grid, updates=[privacy], **KEYS, **keys).fit(algorithm, data())
     return algorithm, grid
 
 
@@ -56,6 +56,6 @@ def test_the_noise_of_a_deployment_is_not_that_of_its_seed(tmp_path: Path) -> No
 def test_a_deployment_refuses_simulated_attackers_and_a_minimum_of_answers(tmp_path: Path) -> None:
     make, data = METHODS["FedAvg"]
     with pytest.raises(ValueError, match=r"trainer\.attack simulates"):
-        server_of(tmp_path, grid_of(tmp_path, "FedAvg"), attack=SignFlip()).fit(make(), data())
+        server_of(tmp_path, grid_of(tmp_path, "FedAvg"), updates=[SignFlip()]).fit(make(), data())
     with pytest.raises(ValueError, match="min-clients is 2"):
         deployed(tmp_path, CentralDP(delta=1e-3, noise_multiplier=1.0), min_clients=2)

@@ -31,7 +31,7 @@ from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.deployment.obstacles import refuse_undeployable
 from lightning_fedssl.deployment.server import fit_on_grid, unfinished
 from lightning_fedssl.state import ClientUpdate
-from lightning_fedssl.trainer import CentralDP
+from lightning_fedssl.updates import CentralDP
 from tests.toy import Dies, Transfers, assert_same, dies, toy_trainer, weights
 
 from .helpers import METHODS, FakeGrid, Fault, app_of, changed, grid_of, network, nodes_of, records, server_of
@@ -404,9 +404,8 @@ def test_a_server_that_is_killed_and_killed_again_resumes_its_run(
         pytest.importorskip("dp_accounting", reason="dp-accounting is not installed: pip install .[privacy]")
 
     def serve(name: str, *callbacks: Any) -> Any:
-        keys: dict[str, Any] = {"max_rounds": 4, "quarantine": None}
-        if private:
-            keys["privacy"] = CentralDP(delta=1e-3, noise_multiplier=0.1, clip=5)
+        rules = [CentralDP(delta=1e-3, noise_multiplier=0.1, clip=5)] if private else []
+        keys: dict[str, Any] = {"max_rounds": 4, "updates": rules}
         trainer = toy_trainer(tmp_path / name, callbacks=list(callbacks), **keys)
         make, make_data = METHODS["SemiFL"]
         fit_on_grid(grid_of(tmp_path / name, "SemiFL", **keys), {}, (trainer, make(), make_data()))
@@ -419,7 +418,7 @@ def test_a_server_that_is_killed_and_killed_again_resumes_its_run(
     assert f"last.ckpt after round {2 if place == 'after' else 1} of 4" in caplog.text
     assert "a new run begins: there is none below" in caplog.text
     if private:
-        assert resumed.privacy.describe() == whole.privacy.describe()
+        assert resumed.describe_privacy() == whole.describe_privacy()
     else:
         assert_same(weights(resumed.algorithm), weights(whole.algorithm))
     version = Path(resumed.log_dir)

@@ -17,7 +17,7 @@ from lightning_fedssl.models import CNN
 from lightning_fedssl.schedules import Cosine, FractionalCosine, Schedule
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.system import Device, Faults, SystemModel
-from lightning_fedssl.trainer import CentralDP
+from lightning_fedssl.updates import CentralDP
 from tests.algorithms.helpers import METHODS, STATELESS, toy_fixmatch, toy_supervised
 from tests.toy import (
     Dies,
@@ -76,7 +76,7 @@ def test_a_run_that_is_killed_and_killed_again_resumes_as_compare_does(
     def fit(name: str, algorithm: Any, *callbacks: Any) -> Any:
         root, privacy = tmp_path / name, CentralDP(delta=1e-3, noise_multiplier=0.1, clip=5) if private else None
         last = "last" if has_checkpoint(root) else None
-        trainer = toy_trainer(root, max_rounds=4, quarantine=None, privacy=privacy, callbacks=list(callbacks))
+        trainer = toy_trainer(root, max_rounds=4, updates=[privacy] if privacy else [], callbacks=list(callbacks))
         trainer.fit(algorithm, labeled_clients(), ckpt_path=last)
         return trainer
 

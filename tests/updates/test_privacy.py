@@ -31,9 +31,9 @@ from lightning_fedssl.round import Federation
 from lightning_fedssl.state import ClientUpdate, ServerState
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.system import Availability, Faults
-from lightning_fedssl.trainer import CentralDP, Median
 from lightning_fedssl.trainer.federation import SimulatedFederation
-from lightning_fedssl.trainer.privacy import secret_normal
+from lightning_fedssl.updates import CentralDP, Median, Quarantine
+from lightning_fedssl.updates.privacy import secret_normal
 from tests.algorithms.helpers import METHODS, toy_fedmatch, toy_rgd, toy_semi_sfl, toy_shvr, uneven_clients
 from tests.toy import (
     SPEC,
@@ -55,7 +55,7 @@ def private(**kwargs: Any) -> CentralDP:
 
 
 def trainer_of(path: Path, privacy: CentralDP | None = None, **kwargs: Any) -> Any:
-    return toy_trainer(path, **{"privacy": privacy or private(), "quarantine": None} | kwargs)
+    return toy_trainer(path, **{"updates": [privacy or private()]} | kwargs)
 
 
 def uniform(**kwargs: Any) -> FedAvg:
@@ -72,7 +72,7 @@ def test_an_update_is_clipped_over_all_its_tensors_together() -> None:
     assert norm == 5
     assert (moved["w"].tolist(), moved["v"].tolist()) == ([1.5, 0], [2])
     assert private(clip=5.1).clipped(update, model)[0]["w"].tolist() == [3, 0]
-    sent = private(clip=2.5).clip_update(update, model)
+    sent = private(clip=2.5).at_node(update, model)
     assert (sent.parameters["w"].tolist(), sent.buffers["v"].tolist()) == ([2.5, 1], [2])
 
 
@@ -181,7 +181,7 @@ def one_round(privacy: CentralDP, canary: bool, seed: int) -> float:
     clients = [(0.1 * torch.randn(20, generator=rng), 0.1 * torch.randn(20, generator=rng), 1) for _ in range(3)]
     clients += [(0.0 * direction, 3.0 * direction, 10)] if canary else []
     updates = [ClientUpdate(k, {"w": w}, {"v": v}, n, 1) for k, (w, v, n) in enumerate(clients)]
-    (mean,) = privacy.combine(updates, trainer)
+    (mean,) = privacy.combine(trainer, trainer.algorithm, iter(updates))
     return float(mean.buffers["v"] @ direction)
 
 
@@ -240,7 +240,7 @@ def leak(path: Path, noise: float | None) -> float:
     data = Memorised(num_labels="all", label_location="clients", validation=0, weak="none", client_batch_size=15)
     keys = {"max_rounds": 5, "clients_per_round": 4, "logger": False, "check_val_every_n_rounds": 5}
     privacy = None if noise is None else private(noise_multiplier=noise, clip=3.0)
-    toy_trainer(path, privacy=privacy, quarantine=None, **keys).fit(algorithm, data)
+    toy_trainer(path, updates=[privacy] if privacy else [], **keys).fit(algorithm, data)
     algorithm.eval()
     algorithm.load_state_dict(algorithm.server.model(), strict=False)
     plain = data.local_data(0, 1).plain
@@ -271,7 +271,7 @@ def test_the_noise_of_a_deployment_is_normal_and_no_function_of_the_seed() -> No
     trainer: Any = SimpleNamespace(seed=0, cohort_size=10, datamodule=SimpleNamespace(num_clients=30))
     drawn = [privacy.draw_cohort(trainer, 1) for _ in range(2)]
     assert drawn[0] == drawn[1]
-    privacy.keep_secret()
+    privacy.on_deployment(1)
     assert len({tuple(privacy.draw_cohort(trainer, 1)) for _ in range(5)}) > 1
 
 
@@ -332,22 +332,22 @@ def test_a_resumed_run_is_bitwise_that_of_one_without_interruption(tmp_path: Pat
     resumed = trainer_of(tmp_path / "parts", max_rounds=4)
     resumed.fit(parts, ToyData(), ckpt_path="last")
     assert_same(weights_of(whole), weights_of(parts))
-    assert resumed.privacy.describe() == trainer.privacy.describe()
+    assert resumed.describe_privacy() == trainer.describe_privacy()
 
 
 def test_a_checkpoint_cannot_be_resumed_as_if_its_rounds_had_been_private_or_were_not(tmp_path: Path) -> None:
     trainer_of(tmp_path / "private", max_rounds=1).fit(uniform(), labeled_clients())
-    toy_trainer(tmp_path / "plain", max_rounds=1, quarantine=None).fit(uniform(), labeled_clients())
+    toy_trainer(tmp_path / "plain", max_rounds=1, updates=[]).fit(uniform(), labeled_clients())
     data = labeled_clients()
-    with pytest.raises(ValueError, match=r"without trainer\.privacy"):
+    with pytest.raises(ValueError, match=r"without CentralDP"):
         trainer_of(tmp_path / "plain", allow_changed=True).fit(uniform(), data, ckpt_path="last")
-    with pytest.raises(ValueError, match=r"other settings: trainer.privacy CentralDP \(now None\)"):
-        toy_trainer(tmp_path / "private", quarantine=None).fit(uniform(), data, ckpt_path="last")
+    with pytest.raises(ValueError, match=r"trainer.updates \('CentralDP',\) \(now \(\)\)"):
+        toy_trainer(tmp_path / "private", updates=[]).fit(uniform(), data, ckpt_path="last")
     trainer = trainer_of(tmp_path / "private", private(population=100), allow_changed=True)
     with pytest.raises(ValueError, match="another sampling or population"):
         trainer.fit(uniform(), data, ckpt_path="last")
     trained = uniform()
-    toy_trainer(tmp_path / "before", max_rounds=1, quarantine=None).fit(trained, labeled_clients())
+    toy_trainer(tmp_path / "before", max_rounds=1, updates=[]).fit(trained, labeled_clients())
     with pytest.raises(ValueError, match="an earlier fit has trained this model"):
         trainer_of(tmp_path / "after").fit(trained, labeled_clients())
 
@@ -386,11 +386,11 @@ def test_result_checkpoint_and_model_card_say_what_epsilon_means(tmp_path: Path)
         (toy_rgd, ToyData, {}, "FedRGD sums"),
         (toy_shvr, uneven_clients, {}, "FedSHVR sums"),
         (lambda: toy_semifl(client_weighting="samples"), ToyData, {}, "model.client_weighting"),
-        (toy_semifl, ToyData, {"quarantine": 10.0}, "trainer.quarantine"),
-        (toy_semifl, ToyData, {"aggregator": Median()}, "trainer.aggregator"),
+        (toy_semifl, ToyData, {"updates": [Quarantine(), private()]}, "Quarantine compares updates"),
+        (toy_semifl, ToyData, {"updates": [Median(), private()]}, "both combine"),
         (toy_semifl, ToyData, {"precision": "bf16-true"}, "trainer.precision: .*16 bits"),
-        (toy_semifl, ToyData, {"privacy": private(delta=0.3)}, "delta is 0.3: give less than 1 / clients"),
-        (toy_semifl, ToyData, {"privacy": private(noise_multiplier=1e-4)}, "noise_multiplier is 0.0001: too small"),
+        (toy_semifl, ToyData, {"updates": [private(delta=0.3)]}, "delta is 0.3: give less than 1 / clients"),
+        (toy_semifl, ToyData, {"updates": [private(noise_multiplier=1e-4)]}, "noise_multiplier is 0.0001: too small"),
         (toy_semifl, ToyData, {"faults": Faults(over_selection=0.3)}, "over_selection"),
         (toy_semifl, ToyData, {"callbacks": [StaticBatchNorm(source="moments")]}, "StaticBatchNorm: source moments"),
         (
@@ -452,5 +452,5 @@ def test_a_second_phase_of_clients_in_a_round_is_refused(tmp_path: Path) -> None
     ],
 )
 def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"trainer.privacy\.\w+ is "):
+    with pytest.raises(ValueError, match=r"CentralDP\.\w+ is "):
         private(**wrong)

@@ -132,7 +132,7 @@ def calibrated(budget: Budget, epsilon: float, delta: float) -> float:
         low, high = high, 2 * high
         if high > LARGEST_NOISE:
             raise ValueError(
-                f"trainer.privacy: no noise reaches epsilon {epsilon:g}; at least "
+                f"CentralDP: no noise reaches epsilon {epsilon:g}; at least "
                 f"{_epsilon((high, *rest), delta):.3g} "
                 f"can be shown for delta {delta:g}: raise them, or take sampling poisson with "
                 "accountant pld"
@@ -153,7 +153,7 @@ def _library() -> tuple[Any, Any, Any]:
         from dp_accounting import pld, rdp
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "trainer.privacy needs the package dp-accounting: pip install '.[privacy]'"
+            "CentralDP needs the package dp-accounting: pip install '.[privacy]'"
         ) from error
     logging.getLogger("absl").setLevel(logging.ERROR)
     return dp_accounting, pld, rdp

@@ -21,7 +21,7 @@ import logging
 import math
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,15 +30,16 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.local_training.sequential import Sent
-from lightning_fedssl.robust.aggregators import why_not_a_mean
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate
-from lightning_fedssl.trainer.accounting import Budget, calibrated
+from lightning_fedssl.updates.accounting import Budget, calibrated
+from lightning_fedssl.updates.aggregators import why_not_a_mean
+from lightning_fedssl.updates.attacks import Attack
+from lightning_fedssl.updates.rule import UpdateRule
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -46,8 +47,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class CentralDP(FederatedCallback):
-    """Differential privacy for clients by a trusted server: ``trainer.privacy``.
+class CentralDP(UpdateRule):
+    """Differential privacy for clients by a trusted server.
 
     Every round logs ``privacy/epsilon`` (spent so far), ``privacy/population`` (the clients that it
     is accounted for), ``privacy/clipped_share`` (of the updates) and ``privacy/signal_to_noise``
@@ -128,11 +129,9 @@ class CentralDP(FederatedCallback):
         self, trainer: Run, algorithm: FederatedAlgorithm, stage: str
     ) -> None:
         """Refuse what the analysis does not cover."""
-        if trainer.privacy is not self:
-            raise ValueError("trainer.callbacks has CentralDP: give it as trainer.privacy instead")
         if stage == "fit" and (reasons := uncovered(trainer, algorithm)):
             raise ValueError(
-                "trainer.privacy: the analysis does not cover this run. " + " ".join(reasons)
+                "CentralDP: the analysis does not cover this run. " + " ".join(reasons)
             )
 
     def on_fit_start(  # type: ignore[override]
@@ -145,13 +144,13 @@ class CentralDP(FederatedCallback):
         planned, spent = self.plan(trainer), self._spent
         if spent is None and trainer.ckpt_path is not None:
             raise ValueError(
-                f"ckpt_path: {trainer.ckpt_path} is of a run without trainer.privacy, so its "
+                f"ckpt_path: {trainer.ckpt_path} is of a run without CentralDP, so its "
                 "rounds are not private: "
                 "start a new run"
             )
         if trainer.ckpt_path is None and algorithm.origin:
             raise ValueError(
-                "trainer.privacy: an earlier fit has trained this model, and its rounds would not "
+                "CentralDP: an earlier fit has trained this model, and its rounds would not "
                 "count: build a new "
                 "one, or resume that run by ckpt_path"
             )
@@ -175,7 +174,7 @@ class CentralDP(FederatedCallback):
         _require(accounted, "noise_multiplier", noise, remedy)
         if self._is_spent(spent) and not spent.rounds:
             raise ValueError(
-                f"trainer.privacy: one round with noise_multiplier {spent.noise_multiplier:g} "
+                f"CentralDP: one round with noise_multiplier {spent.noise_multiplier:g} "
                 "spends epsilon "
                 f"{spent.epsilon(self.delta, 1):.3g}, more than {self.epsilon}: raise one of "
                 "them, or leave "
@@ -233,11 +232,14 @@ class CentralDP(FederatedCallback):
         drawn = rng.permutation(np.flatnonzero(rng.random(clients) < size / clients))
         return [int(client) for client in drawn]
 
-    def keep_secret(self) -> None:
-        """Take cohorts and noise from the operating system's entropy, not from the seed: for a
-        deployment.
-        """
+    def on_deployment(self, min_clients: int) -> None:
+        """Take cohorts and noise from the operating system's entropy, not from the seed."""
         self._secret = True
+        if min_clients > 1:
+            raise ValueError(
+                f"min-clients is {min_clients}, and with CentralDP no client may decide on others: "
+                "set it to 1"
+            )
 
     # In a round.
 
@@ -257,8 +259,8 @@ class CentralDP(FederatedCallback):
             torch._foreach_mul_(moved, self.clip / norm)
         return dict(zip(sent, moved, strict=True)), norm
 
-    def clip_update(self, update: ClientUpdate, model: State) -> ClientUpdate:
-        """The update of a client that clips it itself, as the nodes of a deployment do.
+    def at_node(self, update: ClientUpdate, model: State) -> ClientUpdate:
+        """The update of a client that clips it itself.
 
         Args:
             update: What the client has trained.
@@ -271,23 +273,21 @@ class CentralDP(FederatedCallback):
         )
         return replace(update, parameters=parameters, buffers=buffers)
 
-    def combine(self, updates: Iterable[ClientUpdate], trainer: Run) -> Iterator[ClientUpdate]:
+    def combine(
+        self, trainer: Run, algorithm: FederatedAlgorithm, updates: Iterator[ClientUpdate]
+    ) -> Iterator[ClientUpdate]:
         """One update in place of a round's updates: the model plus the noisy mean, also if nobody
         has trained.
-
-        Args:
-            updates: Those that the server has accepted, in the order of the cohort.
-            trainer: The trainer, in the round.
 
         Raises:
             ValueError: The method trains clients twice in a round, or an update has more than
                 weights and buffers.
         """
-        algorithm, spent = trainer.algorithm, self._spent
+        spent = self._spent
         assert spent is not None
         if self._last_round == trainer.round_index:
             raise ValueError(
-                f"trainer.privacy: {type(algorithm).__name__} trains its clients twice in a "
+                f"CentralDP: {type(algorithm).__name__} trains its clients twice in a "
                 "round, which the analysis "
                 "does not cover: choose another method"
             )
@@ -306,7 +306,7 @@ class CentralDP(FederatedCallback):
                 - update.buffers.keys()
             ):
                 raise ValueError(
-                    f"trainer.privacy: {type(algorithm).__name__} uploads "
+                    f"CentralDP: {type(algorithm).__name__} uploads "
                     f"{', '.join(sorted(more))} beside the model, "
                     "which the analysis does not cover: choose another method"
                 )
@@ -408,19 +408,17 @@ def uncovered(trainer: Run, algorithm: FederatedAlgorithm) -> list[str]:
             "of confident ones), "
             "which is private; set it to uniform."
         )
-    if trainer.quarantine is not None:
-        found.append(
-            "trainer.quarantine compares updates, so that one client decides about others; set it "
-            "to null (clipping "
-            "bounds every update)."
-        )
     if trainer.precision.endswith("16-true"):
         found.append(
             "trainer.precision: updates and noise are rounded to 16 bits; take 32-true or a mixed "
             "precision."
         )
-    if trainer.aggregator is not None:
-        found.append("trainer.aggregator: a robust rule has no known sensitivity; set it to null.")
+    for rule in trainer.callbacks:
+        if isinstance(rule, UpdateRule) and rule.compares and not isinstance(rule, Attack):
+            found.append(
+                f"trainer.updates: {type(rule).__name__} compares updates, so that one client "
+                "decides about others; leave it out (clipping bounds every update)."
+            )
     if trainer.faults.over_selection:
         found.append(
             "trainer.faults.over_selection: one client's time decides who else counts; set it to 0."
@@ -462,4 +460,4 @@ def _norm(t: Tensor) -> float:
 
 def _require(valid: bool, key: str, value: object, remedy: str) -> None:
     if not valid:
-        raise ValueError(f"trainer.privacy.{key} is {value}: {remedy}")
+        raise ValueError(f"CentralDP.{key} is {value}: {remedy}")

@@ -13,14 +13,16 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate
+from lightning_fedssl.updates.rule import UpdateRule
 
 _log = logging.getLogger(__name__)
 
@@ -55,8 +57,28 @@ def why_not_a_mean(algorithm: FederatedAlgorithm) -> str | None:
     return None
 
 
-class Aggregator(ABC):
-    """The base of ``trainer.aggregator``: a rule of your own defines :meth:`aggregate`."""
+def require_a_mean(rule: UpdateRule, algorithm: FederatedAlgorithm) -> None:
+    """Refuse a method whose server needs more of a round than the mean of its updates."""
+    if reason := why_not_a_mean(algorithm):
+        raise ValueError(
+            f"trainer.updates: {type(rule).__name__} cannot be used with "
+            f"{type(algorithm).__name__}, which {reason}: choose a method that averages its "
+            "clients' models, such as FedAvg, FixMatch or SemiFL"
+        )
+
+
+class Aggregator(UpdateRule, ABC):
+    """The base of robust rules: one of your own defines :meth:`aggregate`."""
+
+    def check(self, trainer: Run) -> None:
+        """Refuse methods whose server needs more than a mean, and rounds of too few clients."""
+        require_a_mean(self, trainer.algorithm)
+        if trainer.clients_per_round < self.fewest():
+            raise ValueError(
+                f"trainer.updates: {type(self).__name__} leaves out no liar of so few clients: set "
+                f"trainer.clients_per_round to {self.fewest()} or more, or take Median (3 or "
+                "more), a larger share or a smaller selected"
+            )
 
     @abstractmethod
     def aggregate(self, updates: Tensor) -> Tensor:
@@ -74,12 +96,10 @@ class Aggregator(ABC):
         """The smallest number of updates of which the rule leaves one out, as no mean does."""
         return 3
 
-    def combine(self, updates: Iterable[ClientUpdate]) -> Iterator[ClientUpdate]:
-        """One update in place of a round's updates; none if they are too few for the rule.
-
-        Args:
-            updates: Those that the server has accepted, in the order of the cohort.
-        """
+    def combine(
+        self, trainer: Run, algorithm: FederatedAlgorithm, updates: Iterator[ClientUpdate]
+    ) -> Iterator[ClientUpdate]:
+        """One update in place of a round's updates; none if they are too few for the rule."""
         rows, last = list[Tensor](), None
         for last in updates:
             rows.append(
@@ -88,7 +108,7 @@ class Aggregator(ABC):
                 )
             )
         if 0 < len(rows) < self.fewest():
-            text = "trainer.aggregator: %d updates of a round are not used: a rule needs %d or more"
+            text = "trainer.updates: %d updates of a round are not used: a rule needs %d or more"
             _log.warning(text, len(rows), self.fewest())
         elif last is not None:
             yield single_update(last, self.aggregate(torch.stack(rows)))

@@ -7,9 +7,10 @@ updates of the round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,12 +24,13 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import evaluating
-from lightning_fedssl.state import ClientUpdate
+from lightning_fedssl.run import Run
+from lightning_fedssl.updates.aggregators import require_a_mean
+from lightning_fedssl.updates.rule import Arrival, UpdateRule
 
 
-class Attack:
-    """The base of ``trainer.attack``: an attack of your own overrides :meth:`falsify` or
-    :meth:`poison`.
+class Attack(UpdateRule):
+    """The base of attacks: one of your own overrides :meth:`falsify` or :meth:`poison`.
 
     Args:
         share: The share of all clients that attack, rounded to a whole number of clients.
@@ -40,6 +42,57 @@ class Attack:
                 f"{type(self).__name__}.share is {share}: give a share of the clients from 0 to 1"
             )
         self.share = share
+        self._attackers = frozenset[int]()
+
+    comes_first = True
+
+    def check(self, trainer: Run) -> None:
+        """Refuse data and methods that cannot be attacked so."""
+        self.check_data(trainer.datamodule)
+        if self.falsifies:
+            require_a_mean(self, trainer.algorithm)
+
+    def on_fit_start(  # type: ignore[override]
+        self, trainer: Run, algorithm: FederatedAlgorithm
+    ) -> None:
+        """Draw the attackers."""
+        self._attackers = self.attackers(trainer.seed, trainer.datamodule.num_clients)
+
+    def on_data(self, trainer: Run, data: LocalData) -> LocalData:
+        """An attacker may have changed its data."""
+        return self.poison(data, trainer.algorithm) if data.party in self._attackers else data
+
+    def holds(self, arrival: Arrival) -> bool:
+        """Attackers that falsify know all updates of the round."""
+        return self.falsifies
+
+    def on_round(
+        self,
+        trainer: Run,
+        algorithm: FederatedAlgorithm,
+        arrivals: Sequence[Arrival],
+        passed: Sequence[Mapping[str, Any]],
+    ) -> Sequence[Arrival]:
+        """What arrives at the server when the attackers have changed their updates."""
+        if not self.falsifies:
+            return arrivals
+        model = {name: t.cpu() for name, t in algorithm.server.model().items()}
+        states = [{**a.update.parameters, **a.update.buffers} for a in arrivals]
+        attacks = [a.update.client in self._attackers for a in arrivals]
+        own = [state for state, attack in zip(states, attacks, strict=True) if attack]
+        others = [state for state, attack in zip(states, attacks, strict=True) if not attack]
+        self.falsify(own, others, model, sampling.rng(trainer.seed, "attack", trainer.round_index))
+        return [
+            arrival.changed(state) if attack else arrival
+            for arrival, state, attack in zip(arrivals, states, attacks, strict=True)
+        ]
+
+    def on_deployment(self, min_clients: int) -> None:
+        """Refuse it: a deployment has real clients."""
+        raise ValueError(
+            f"trainer.updates: {type(self).__name__} simulates attackers, and a deployment has "
+            "real clients: leave it out"
+        )
 
     def attackers(self, seed: int, num_clients: int) -> frozenset[int]:
         """The clients that attack."""
@@ -81,34 +134,6 @@ class Attack:
     def falsifies(self) -> bool:
         """Whether the attackers change their updates."""
         return type(self).falsify is not Attack.falsify
-
-    def falsified(
-        self,
-        updates: Sequence[ClientUpdate],
-        model: State,
-        attackers: frozenset[int],
-        rng: np.random.Generator,
-    ) -> list[ClientUpdate]:
-        """The updates of a round as they are sent.
-
-        Args:
-            updates: As they were trained.
-            model: w.
-            attackers: The clients that attack.
-            rng: The random numbers of this round.
-        """
-        states = [{**u.parameters, **u.buffers} for u in updates]
-        attack = [u.client in attackers for u in updates]
-        own = [state for state, attacks in zip(states, attack, strict=True) if attacks]
-        self.falsify(
-            own, [s for s, attacks in zip(states, attack, strict=True) if not attacks], model, rng
-        )
-        return [
-            replace(
-                u, parameters={n: s[n] for n in u.parameters}, buffers={n: s[n] for n in u.buffers}
-            )
-            for u, s in zip(updates, states, strict=True)
-        ]
 
 
 class SignFlip(Attack):
@@ -188,7 +213,7 @@ class LabelFlip(Attack):
         """The clients have labels; an attacker without any trains as usual."""
         if data.label_location != "clients" or not data.class_names:
             raise ValueError(
-                "trainer.attack: LabelFlip needs labels at the clients (data.label_location: "
+                "trainer.updates: LabelFlip needs labels at the clients (data.label_location: "
                 "clients); "
                 "PseudoLabelPoison attacks unlabelled images"
             )
@@ -231,7 +256,7 @@ class PseudoLabelPoison(Attack):
         """The samples are images."""
         if not data.spec.pixels or data.backbone is not None:
             raise ValueError(
-                "trainer.attack: PseudoLabelPoison changes 8-bit pixels, and these samples are "
+                "trainer.updates: PseudoLabelPoison changes 8-bit pixels, and these samples are "
                 "others"
             )
 

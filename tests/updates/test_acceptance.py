@@ -23,8 +23,10 @@ from lightning_fedssl.callbacks import GradientDiversity, LocalSteps
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import CNN, MLP
+from lightning_fedssl.round import Round
 from lightning_fedssl.state import ClientUpdate, ServerState
-from lightning_fedssl.trainer.acceptance import Acceptance, check_update
+from lightning_fedssl.updates.acceptance import Quarantine, check_update
+from lightning_fedssl.updates.rule import Arrival
 from tests.algorithms.helpers import METHODS, STATEFUL, toy_fedswitch_sl, toy_semi_sfl, toy_shvr, uneven_clients
 from tests.toy import ToyData, assert_same, forked, labeled_clients, sgd, toy_fedavg, toy_semifl, toy_trainer, weights
 from tests.trainer.helpers import logged
@@ -91,13 +93,16 @@ def rejected(
     model = received(0)
     server = ServerState({"w": model["w"]}, {n: t for n, t in model.items() if n != "w"})
     algorithm: Any = SimpleNamespace(server=server, client_weight=lambda update: 1.0)
-    acceptance = Acceptance(algorithm, factor, lr_factor)
-    arrivals = [acceptance.measure(update, received(update.client)) for update in updates]
-    movements = [arrival.moved for arrival in arrivals if arrival.reason is None]
-    found = [a.update.client for a in arrivals if acceptance.judge(a, movements) is not None]
-    at_once = [a.update.client for a in arrivals if a.reason is not None or a.needs_the_median]
-    assert set(found) <= set(at_once), "the loop accepts the others without the median"
-    return found
+    trainer: Any = SimpleNamespace(algorithm=algorithm, round=Round(lr_factor=lr_factor))
+    invalid = [update.client for update in updates if check_update(algorithm, update)]
+    if factor is None:
+        return invalid
+    rule, valid = Quarantine(factor), [update for update in updates if update.client not in invalid]
+    arrivals = [rule.on_update(trainer, algorithm, Arrival(u), received(u.client)) for u in valid]
+    held = [arrival for arrival in arrivals if rule.holds(arrival)]
+    passed = [arrival.notes for arrival in arrivals if not rule.holds(arrival)]
+    judged = rule.on_round(trainer, algorithm, held, passed)
+    return sorted([*invalid, *(arrival.update.client for arrival in judged if arrival.reason)])
 
 
 def updates_of(lengths: list[float], sent: dict[str, Tensor]) -> list[ClientUpdate]:
@@ -275,9 +280,9 @@ def test_an_exploding_update_is_rejected_named_and_counted(
 
 def test_quarantine_changes_nothing_in_a_healthy_run(tmp_path: Path) -> None:
     models = []
-    for quarantine in (10.0, None):
+    for updates in ([Quarantine()], []):
         algorithm = toy_semifl()
-        toy_trainer(tmp_path, quarantine=quarantine, logger=False).fit(algorithm, ToyData())
+        toy_trainer(tmp_path, updates=updates, logger=False).fit(algorithm, ToyData())
         models.append(weights(algorithm))
     assert_same(*models)
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.functional.averaging import State, is_finite
+from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate
+from lightning_fedssl.updates.rule import Arrival, UpdateRule
 
 FEWEST = 3
 """The smallest number of valid updates in a round for which the median is used."""
@@ -73,36 +75,8 @@ def described(t: Tensor) -> str:
     return f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}"
 
 
-@dataclass(frozen=True)
-class Arrival:
-    """An update that a client has sent, and what the server compares it by.
-
-    Attributes:
-        update: The update.
-        reason: Why it is rejected in any case; None if it is valid.
-        moved: The length of the movement of its weights, and that of its buffers.
-        longest: The lengths up to which a movement is accepted in any case.
-        seconds: The simulated time from the broadcast to the end of its upload.
-    """
-
-    update: ClientUpdate
-    reason: str | None
-    moved: tuple[float, float] = (0.0, 0.0)
-    longest: tuple[float, float] = (0.0, 0.0)
-    seconds: float = 0.0
-
-    @property
-    def needs_the_median(self) -> bool:
-        """Whether the update is judged by the movements of the round's other updates."""
-        return any(moved > longest for moved, longest in zip(self.moved, self.longest, strict=True))
-
-    def copied(self) -> Arrival:
-        """The same with copies of the update's tensors on the CPU, which stay valid."""
-        return replace(self, update=self.update.to(torch.device("cpu"), copy=True))
-
-
-class Acceptance:
-    """The rule by which a round's updates are accepted.
+class Quarantine(UpdateRule):
+    """Rejects updates that have exploded: what ``trainer.updates`` has by default.
 
     With ``w_k`` the weights that client k received, ``d_k`` the movement of its weights from there,
     ``s`` the schedule's factor of the learning rate, and the median over all valid updates of the
@@ -115,66 +89,75 @@ class Acceptance:
     the learning rate. The condition also saves memory: only an update that meets it, and the
     updates after it, must be copied to the CPU until the median is known. The same rule, with ``s =
     1``, holds for the buffers (statistics of batch norm). With fewer than three valid updates no
-    update is rejected for its norm.
+    update is rejected for its norm. A rejected update is logged with its client and counted as
+    ``client/refused``.
 
     Args:
-        algorithm: Its global model has the shapes and types that an update must have.
-        factor: ``trainer.quarantine``; None accepts every valid update.
-        lr_factor: ``s``.
+        factor: How many times the median movement is too far.
     """
 
-    def __init__(
-        self, algorithm: FederatedAlgorithm, factor: float | None, lr_factor: float
-    ) -> None:
-        self.algorithm = algorithm
+    def __init__(self, factor: float = 10.0) -> None:
+        if not factor > 1:
+            raise ValueError(
+                f"Quarantine.factor is {factor}: give a factor above 1, or leave the rule out of "
+                "trainer.updates to accept every valid update"
+            )
         self.factor = factor
-        self.lr_factor = lr_factor
         self._lengths = (_Length(), _Length())
 
-    def measure(self, update: ClientUpdate, received: State, seconds: float = 0.0) -> Arrival:
-        """Check an update, and measure how far it has moved.
+    def on_client_phase_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+        """Forget the lengths of earlier broadcasts."""
+        self._lengths = (_Length(), _Length())
 
-        Args:
-            update: The update.
-            received: What its client has received; a tensor that it lacks is the server's.
-            seconds: When the update arrived, in simulated time.
-        """
-        reason = check_update(self.algorithm, update)
-        if reason is not None or self.factor is None:
-            return Arrival(update, reason, seconds=seconds)
-        server = self.algorithm.server
+    def on_update(
+        self, trainer: Run, algorithm: FederatedAlgorithm, arrival: Arrival, received: State
+    ) -> Arrival:
+        """Measure how far an update has moved, and up to which lengths that is normal."""
+        server, update = algorithm.server, arrival.update
         weights, buffers = (
-            {
-                name: received[name].to(t.device) if name in received else t
-                for name, t in state.items()
-            }
+            {name: received[name].to(t.device) for name, t in state.items()}
             for state in (
                 server.parameters,
                 {n: t for n, t in server.buffers.items() if t.is_floating_point()},
             )
         )
-        longest = self.lr_factor * self._lengths[0](weights), self._lengths[1](buffers)
+        longest = trainer.round.lr_factor * self._lengths[0](weights), self._lengths[1](buffers)
         moved = (
             _norm(_movement(update.parameters, weights)),
             _norm(_movement(update.buffers, buffers)),
         )
-        return Arrival(update, None, moved, longest, seconds)
+        return arrival.noted(moved=moved, longest=longest)
 
-    def judge(self, arrival: Arrival, movements: Sequence[tuple[float, float]]) -> str | None:
-        """Why an update is rejected, the movements of all valid updates of the round being known.
+    def holds(self, arrival: Arrival) -> bool:
+        """Whether the update is judged by the movements of the round's other updates."""
+        pairs = zip(arrival.notes["moved"], arrival.notes["longest"], strict=True)
+        return any(moved > longest for moved, longest in pairs)
 
-        None if accepted.
-        """
-        if arrival.reason is not None or self.factor is None or len(movements) < FEWEST:
-            return arrival.reason
+    def on_round(
+        self,
+        trainer: Run,
+        algorithm: FederatedAlgorithm,
+        arrivals: Sequence[Arrival],
+        passed: Sequence[Mapping[str, Any]],
+    ) -> Sequence[Arrival]:
+        """Reject what has moved too far."""
+        movements = [notes["moved"] for notes in (*passed, *(a.notes for a in arrivals))]
+        if len(movements) < FEWEST:
+            return arrivals
         medians = [statistics.median(norms) for norms in zip(*movements, strict=True)]
+        return [self._judged(arrival, medians) for arrival in arrivals]
+
+    def _judged(self, arrival: Arrival, medians: Sequence[float]) -> Arrival:
+        notes = arrival.notes
         for kind, norm, longest, median in zip(
-            _KINDS, arrival.moved, arrival.longest, medians, strict=True
+            _KINDS, notes["moved"], notes["longest"], medians, strict=True
         ):
             if norm > longest and norm > self.factor * median:
                 times = f"{norm / median:.3g} times the median" if median else "the median being 0"
-                return f"moved its {kind} by {norm:.3g}, {times} of the round (trainer.quarantine)"
-        return None
+                return arrival.rejected(
+                    f"moved its {kind} by {norm:.3g}, {times} of the round (Quarantine)"
+                )
+        return arrival
 
 
 class _Length:

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedssl.robust.aggregators import why_not_a_mean
 from lightning_fedssl.state import ClientUpdate
-from lightning_fedssl.trainer import GeometricMedian, Krum, Median, MultiKrum, SignFlip, TrimmedMean
 from lightning_fedssl.trainer.federation import SimulatedFederation
+from lightning_fedssl.updates import GeometricMedian, Krum, Median, MultiKrum, SignFlip, TrimmedMean
+from lightning_fedssl.updates.aggregators import why_not_a_mean
 from tests.algorithms.helpers import METHODS, toy_rgd, toy_semi_sfl
 from tests.toy import ToyData, assert_same, forked, labeled_clients, toy_fedavg, toy_semifl, toy_trainer, weights
 
@@ -69,7 +69,7 @@ def test_one_liar_among_the_fewest_clients_has_no_say(rule: Any, fewest: int, li
 
 @pytest.mark.parametrize(("rule", "fewest"), RULES)
 def test_a_cohort_of_which_a_rule_leaves_out_none_is_refused(tmp_path: Path, rule: Any, fewest: int) -> None:
-    trainer = toy_trainer(tmp_path, aggregator=rule, clients_per_round=min(fewest - 1, 4))
+    trainer = toy_trainer(tmp_path, updates=[rule], clients_per_round=min(fewest - 1, 4))
     with pytest.raises(ValueError, match=rf"clients_per_round to {fewest} or more"):
         trainer.fit(toy_fedavg(), labeled_clients())
 
@@ -80,7 +80,7 @@ def test_updates_that_are_too_few_for_a_rule_are_not_used(tmp_path: Path, caplog
             yield from list(super()._judged(updates))[:2]
 
     algorithm = toy_fedavg()
-    trainer = toy_trainer(tmp_path, max_rounds=1, aggregator=Median(), clients_per_round=3)
+    trainer = toy_trainer(tmp_path, max_rounds=1, updates=[Median()], clients_per_round=3)
     trainer.fit(algorithm, labeled_clients(), federation=Two)
     start = toy_fedavg(num_classes=3, in_shape=(1, 8, 8))
     start.configure_model()
@@ -113,7 +113,7 @@ def test_a_median_in_a_run_is_the_median_of_the_updates_that_clients_sent(tmp_pa
                 sent.append({**update.to(torch.device("cpu"), copy=True).parameters})
                 yield update
 
-    algorithm, trainer = toy_fedavg(), toy_trainer(tmp_path, max_rounds=1, aggregator=Median())
+    algorithm, trainer = toy_fedavg(), toy_trainer(tmp_path, max_rounds=1, updates=[Median()])
     trainer.fit(algorithm, labeled_clients(), federation=Watched)
     assert len(sent) == 3
     expected = {name: torch.stack([state[name] for state in sent]).median(0).values for name in sent[0]}
@@ -151,7 +151,7 @@ def test_methods_that_need_only_sums_train_from_masked_updates(name: str, tmp_pa
         return
     models = []
     for federation in (SimulatedFederation, Masked):
-        algorithm, trainer = make(), toy_trainer(tmp_path / federation.__name__, precision="64-true", quarantine=None)
+        algorithm, trainer = make(), toy_trainer(tmp_path / federation.__name__, precision="64-true", updates=[])
         trainer.fit(algorithm, data(), federation=federation)
         models.append(weights(algorithm))
     for tensor, t in models[0].items():
@@ -161,9 +161,9 @@ def test_methods_that_need_only_sums_train_from_masked_updates(name: str, tmp_pa
 @pytest.mark.parametrize(("make", "why"), [(toy_rgd, "accumulate"), (toy_semi_sfl, "features")])
 def test_a_method_whose_server_reads_single_updates_is_refused(make: Any, why: str, tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=rf"trainer.aggregator: Median cannot be used with {make().__class__.__name__}.*{why}"
+        ValueError, match=rf"trainer.updates: Median cannot be used with {make().__class__.__name__}.*{why}"
     ):
-        toy_trainer(tmp_path, aggregator=Median()).fit(make(), ToyData())
+        toy_trainer(tmp_path, updates=[Median()]).fit(make(), ToyData())
 
 
 @pytest.mark.parametrize("ranks", [2])
@@ -171,7 +171,7 @@ def test_two_ranks_apply_the_same_rule_to_the_same_updates(ranks: int, tmp_path:
     models = []
     for number in (1, ranks):
         algorithm = toy_semifl()
-        settings = {"aggregator": Krum(1), "attack": SignFlip(0.5), "quarantine": None}
+        settings = {"updates": [SignFlip(0.5), Krum(1)]}
         toy_trainer(tmp_path / str(number), **settings, **forked(number)).fit(algorithm, ToyData())
         models.append(weights(algorithm))
     assert_same(*models)
@@ -188,7 +188,7 @@ def test_a_rule_counts_every_update_once(tmp_path: Path) -> None:
     models = []
     for federation in (SimulatedFederation, Boastful):
         algorithm = toy_fedavg()
-        trainer = toy_trainer(tmp_path / federation.__name__, aggregator=TrimmedMean(0.25), clients_per_round=4)
+        trainer = toy_trainer(tmp_path / federation.__name__, updates=[TrimmedMean(0.25)], clients_per_round=4)
         trainer.fit(algorithm, labeled_clients(), federation=federation)
         models.append(weights(algorithm))
     assert_same(*models)

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("dp_accounting", reason="dp-accounting is not installed: pip install .[privacy]")
 
-from lightning_fedssl.trainer.accounting import Budget, calibrated
+from lightning_fedssl.updates.accounting import Budget, calibrated
 
 
 def budget(q: tuple[int, int], z: float, rounds: int, **changes: Any) -> Budget:

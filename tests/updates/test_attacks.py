@@ -12,7 +12,7 @@ import torch
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.state import ClientUpdate, load_state
-from lightning_fedssl.trainer import ALIE, LabelFlip, PseudoLabelPoison, SignFlip
+from lightning_fedssl.updates import ALIE, LabelFlip, PseudoLabelPoison, Quarantine, SignFlip
 from tests.algorithms.helpers import fully_labeled, toy_rgd, toy_rscfed
 from tests.toy import ToyData, assert_same, forked, labeled_clients, toy_fedavg, toy_semifl, toy_trainer, weights
 
@@ -25,8 +25,10 @@ def update(client: int, *values: float) -> ClientUpdate:
 
 
 def sent(attack: Any, *updates: ClientUpdate, attackers: Any = frozenset({0})) -> list[list[float]]:
-    found = attack.falsified(updates, MODEL, attackers, np.random.default_rng(0))
-    return [torch.cat([*u.parameters.values(), *u.buffers.values()]).tolist() for u in found]
+    states = {u.client: {**u.parameters, **u.buffers} for u in updates}
+    own, others = ([s for k, s in states.items() if (k in attackers) is lies] for lies in (True, False))
+    attack.falsify(own, others, MODEL, np.random.default_rng(0))
+    return [torch.cat([*state.values()]).tolist() for state in states.values()]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ class Labels(FederatedCallback):
 
 def test_label_flip_reverses_the_labels_of_the_attackers_alone(tmp_path: Path) -> None:
     found = Labels()
-    trainer = toy_trainer(tmp_path, max_rounds=1, clients_per_round=4, attack=LabelFlip(0.5), callbacks=found)
+    trainer = toy_trainer(tmp_path, max_rounds=1, clients_per_round=4, updates=[LabelFlip(0.5)], callbacks=found)
     trainer.fit(toy_fedavg(), labeled_clients())
     attackers = LabelFlip(0.5).attackers(trainer.seed, 4)
     for client, labels in found.seen.items():
@@ -75,14 +77,14 @@ def test_label_flip_reverses_the_labels_of_the_attackers_alone(tmp_path: Path) -
 
 
 def test_label_flip_leaves_an_attacker_without_labels_as_it_is(tmp_path: Path) -> None:
-    trainer = toy_trainer(tmp_path, max_rounds=1, clients_per_round=4, attack=LabelFlip(1.0))
+    trainer = toy_trainer(tmp_path, max_rounds=1, clients_per_round=4, updates=[LabelFlip(1.0)])
     trainer.fit(toy_rscfed(), fully_labeled())
     assert trainer.round_index == 1
 
 
 def test_label_flip_without_labels_at_the_clients_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"LabelFlip needs labels at the clients.*PseudoLabelPoison"):
-        toy_trainer(tmp_path, attack=LabelFlip(1.0)).fit(toy_semifl(), ToyData())
+        toy_trainer(tmp_path, updates=[LabelFlip(1.0)]).fit(toy_semifl(), ToyData())
 
 
 def test_poisoned_images_get_confident_wrong_labels_and_change_little(tmp_path: Path) -> None:
@@ -106,7 +108,7 @@ def test_poisoned_images_get_confident_wrong_labels_and_change_little(tmp_path: 
 
 def test_only_attackers_train_on_poisoned_images(tmp_path: Path) -> None:
     found, attack = Labels(), PseudoLabelPoison(0.5)
-    trainer = toy_trainer(tmp_path, max_rounds=1, clients_per_round=4, attack=attack, callbacks=found)
+    trainer = toy_trainer(tmp_path, max_rounds=1, clients_per_round=4, updates=[attack], callbacks=found)
     trainer.fit(toy_semifl(), ToyData())
     for client, images in found.images.items():
         own = trainer.local_data(client)
@@ -118,7 +120,7 @@ def test_attacks_are_the_same_on_two_ranks(attack: Any, tmp_path: Path) -> None:
     models = []
     for ranks in (1, 2):
         algorithm = toy_semifl()
-        settings = {"attack": attack, "clients_per_round": 4, "quarantine": None}
+        settings = {"updates": [attack], "clients_per_round": 4}
         toy_trainer(tmp_path / str(ranks), **settings, **forked(ranks)).fit(algorithm, ToyData())
         models.append(weights(algorithm))
     assert_same(*models)
@@ -126,12 +128,12 @@ def test_attacks_are_the_same_on_two_ranks(attack: Any, tmp_path: Path) -> None:
 
 def test_the_quarantine_rejects_an_attacker_that_moves_far(tmp_path: Path) -> None:
     attack = SignFlip(0.25, -1e4)
-    trainer = toy_trainer(tmp_path, max_rounds=1, clients_per_round=4, attack=attack)
+    trainer = toy_trainer(tmp_path, max_rounds=1, clients_per_round=4, updates=[attack, Quarantine()])
     trainer.fit(toy_fedavg(), labeled_clients())
     (attacker,) = attack.attackers(trainer.seed, 4)
     assert {c for c, outcome in trainer.participation.items() if outcome == "rejected"} == {attacker}
 
 
 def test_an_attack_on_updates_needs_a_method_that_averages(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"trainer.attack: SignFlip cannot be used with FedRGD"):
-        toy_trainer(tmp_path, attack=SignFlip()).fit(toy_rgd(), ToyData())
+    with pytest.raises(ValueError, match=r"trainer.updates: SignFlip cannot be used with FedRGD"):
+        toy_trainer(tmp_path, updates=[SignFlip()]).fit(toy_rgd(), ToyData())

@@ -1,0 +1,32 @@
+"""What happens to clients' updates: attacks, acceptance, robust rules, differential privacy."""
+
+from lightning_fedssl.updates.acceptance import Quarantine
+from lightning_fedssl.updates.aggregators import (
+    Aggregator,
+    GeometricMedian,
+    Krum,
+    Median,
+    MultiKrum,
+    TrimmedMean,
+)
+from lightning_fedssl.updates.attacks import ALIE, Attack, LabelFlip, PseudoLabelPoison, SignFlip
+from lightning_fedssl.updates.privacy import CentralDP
+from lightning_fedssl.updates.rule import Arrival, UpdateRule
+
+__all__ = [
+    "ALIE",
+    "Aggregator",
+    "Arrival",
+    "Attack",
+    "CentralDP",
+    "GeometricMedian",
+    "Krum",
+    "LabelFlip",
+    "Median",
+    "MultiKrum",
+    "PseudoLabelPoison",
+    "Quarantine",
+    "SignFlip",
+    "TrimmedMean",
+    "UpdateRule",
+]
