@@ -106,16 +106,18 @@ class ImageList(DataSource):
         )
 
     def _listed(self) -> Lists:
+        """The lists, with training images without a label among the unlabeled ones."""
         if self._lists is None:
-            lists = self.list_images()
-            empty = [image for image in lists["train"] if image.label in NO_LABEL]
+            lists = dict(self.list_images())
+            train = lists.get("train", [])
+            empty = [image for image in train if image.label in NO_LABEL]
             if any(image.label for image in empty):
                 self.reading.warn(
                     f"{len(empty)} training images have no label: {empty[-1].label!r} of "
                     f"{empty[-1].path.name!r}"
                 )
             unlabeled = [image._replace(label="") for image in empty]
-            lists["train"] = [image for image in lists["train"] if image.label not in NO_LABEL]
+            lists["train"] = [image for image in train if image.label not in NO_LABEL]
             lists["unlabeled"] = lists.get("unlabeled", []) + unlabeled
             rest = described(self._left_out)
             if absent := [part for part in ("train", "test") if not lists.get(part)]:

@@ -90,9 +90,10 @@ class Reading:
         given = {part: split for part, split in parts.items() if split is not None}
         sizes = ", ".join(f"{len(split.labels):,} {part}" for part, split in given.items())
         data = f"{spec.name}, {sizes} {spec.noun}s of shape {tuple(spec.in_shape)}"
-        self.facts = {"data": data, "classes": _classes(spec, given)} | self.facts
+        common = {"data": data, "classes": _classes(spec, given)}
         if spec.client_names:
-            self.facts["clients"] = _clients(spec, train)
+            common["clients"] = _clients(spec, train)
+        self.facts = common | self.facts | common  # these first, and as they are now
         self.warn_of_classes(spec.class_names, train.labels)
 
     def warn_of_classes(self, names: Sequence[str], labels: Tensor) -> None:

@@ -338,6 +338,10 @@ def test_a_report_has_eight_lines_and_the_run_folder_all(capsys: pytest.CaptureF
     for n in [*range(9), 0]:
         reading.warn(f"warning {n}")
     data = set_up("digits", num_labels=10)
+    first = data.reading.facts
+    data.reading.facts = {"columns": "x", "data": "of another setup"}
+    data.reading.inspect(data.spec, data._train, data._test)
+    assert data.reading.facts == first | {"columns": "x"}
     data.reading = reading
     trainer: Any = SimpleNamespace(
         datamodule=data, is_global_zero=True, log_dir=str(tmp_path), loggers=[], enable_progress_bar=True
