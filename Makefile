@@ -3,7 +3,7 @@
 # make test   lint, type-check and run every test but the slow ones
 # make slow   run the slow tests: the commands of all pages, the emulated GPU, an installed wheel, processes of Flower
 # make docs   build the documentation site into site/
-# make gpu    on a machine with CUDA: its tests and benchmark, which resumes where it stopped (GPU=folder);
+# make gpu    on a machine with CUDA: its benchmark, 8 minutes, which resumes where it stopped (GPU=folder), and its tests;
 #             with PYTHON=python3 it installs nothing and takes the packages that this Python has
 # make evidence  compare methods on Fashion-MNIST and CIFAR-10 with few labels: hours on two cores, resumes where it stopped
 # make deploy-demo  a real federation on this machine: a server and three nodes over Flower, with TLS; about a minute
@@ -60,11 +60,11 @@ test: lint
 slow: $(VENV)/.installed-test
 	$(PYTEST) -m slow
 
-# A test that fails does not keep the benchmark from running, nor one measurement another.
+# A measurement that fails keeps neither the others nor the tests from running.
 gpu: | $(GPU_NEEDS)
 	@mkdir -p $(GPU)
-	-PYTHONPATH=. timeout 590 $(GPU_PYTHON) -m pytest -q -m gpu tests > $(GPU)/tests.txt; tail -n 5 $(GPU)/tests.txt
-	PYTHONPATH=. $(GPU_PYTHON) benchmarks/gpu.py --output $(GPU)
+	-PYTHONPATH=. $(GPU_PYTHON) benchmarks/gpu.py --output $(GPU)
+	PYTHONPATH=. timeout 590 $(GPU_PYTHON) -m pytest -q -m gpu tests > $(GPU)/tests.txt; tail -n 5 $(GPU)/tests.txt
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -1,123 +1,415 @@
-"""Benchmarks on a GPU: rounds of SemiFL with WRN-28-2 by way of training and precision, and agreement with the CPU.
+"""What a GPU makes of this package: agreement with the CPU, its own limits, and rounds of the papers by phase.
 
-Images are random and no file is read; with the threshold 0 every image is trained on, which is the most that a round
-can cost. Every measurement is a case of its own: one that fails leaves its traceback, the others follow, and the exit
-code is 1. A row is appended to ``gpu.csv`` at once, and a case that is there is not measured again.
+Images are random and no file is read. With the threshold 0 every image is trained on, the most that a round can
+cost. Every measurement is a row of a CSV file, written at once; one that is there is not measured again, and one that
+fails leaves its traceback while the others go on. The parts: ``agree`` compares weights with the CPU's, ``rounds``
+trains two rounds of published configurations and times the second, ``limits`` measures launches, matrix products and
+ways to convolve and to step ten clients.
 
-    python benchmarks/gpu.py --output runs/gpu
-    python benchmarks/gpu.py --device cpu --tiny --output /tmp/gpu
+    python benchmarks/gpu.py --output runs/gpu                             # about 8 minutes of a GPU
+    python benchmarks/gpu.py --device cpu --tiny --output /tmp/gpu         # every part, small
+    python benchmarks/gpu.py --count                                       # operators by phase instead of seconds
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import os
+import re
 import statistics
 import sys
 import tempfile
 import time
 import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_fedssl import FederatedDataModule, FederatedTrainer, SemiFL
+from lightning_fedssl import Experiment, FederatedDataModule, FederatedTrainer, SemiFL
+from lightning_fedssl.algorithms.semifl import GlobalLabels
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks import StaticBatchNorm
+from lightning_fedssl.data import datasets
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.local_training import sequential, split_learning, vectorized
+from lightning_fedssl.local_training.stacked_layers import StackedLayers
 from lightning_fedssl.models import CNN, WideResNet
-from lightning_fedssl.run import Run
+from lightning_fedssl.trainer import evaluation
 
-CASES = [("agree", precision, at_once) for precision, at_once in (("64-true", 10), ("32-true", 1), ("bf16-mixed", 1))]
-CASES += [("round", precision, at_once) for precision in ("32-true", "bf16-mixed") for at_once in (1, 5, 10)]
-"""What is measured, precision, and clients in a stack."""
+SMALL_NETWORK = {"model.network.init_args.depth": 10, "model.network.init_args.widen_factor": 1}
+ROUNDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "semifl_cifar10_4000.yaml": ({}, {**SMALL_NETWORK, "model.client_epochs": 1, "model.server_epochs": 1}),
+    "fedrgd_cifar10_labels_at_clients.yaml": ({}, {"model.network.width": 8, "model.local_steps": 4}),
+    "semisfl_cifar10_4000.yaml": ({}, {"model.client_steps": 4, "model.server_steps": 4}),
+    "sage_cifar10.yaml": ({}, {"model.client_epochs": 1}),
+    "fedshvr_mnist_iid.yaml": ({}, {"model.network.hidden": [50]}),
+}
+"""The configurations, what differs in all runs, and what also differs in tiny ones."""
+
+DESIGNS = {
+    "stacked, recorded": {"FEDSSL_RECORD": "1", "trainer.clients_at_once": 10},
+    "stacked": {"FEDSSL_RECORD": "0", "trainer.clients_at_once": 10},
+    "one by one, recorded": {"FEDSSL_RECORD": "1", "trainer.clients_at_once": 1},
+}
+"""The ways to train the clients of a round."""
+
+PHASES: list[tuple[Any, str, str]] = [
+    (GlobalLabels, "label_images", "labels"),
+    (LocalData, "_view", "views"),
+    (StaticBatchNorm, "_refresh", "batch norm"),
+    (vectorized.Stack, "train", "stacked steps"),
+    (sequential.Loop, "train", "steps of one party"),
+    (split_learning, "train_jointly", "joint steps"),
+    (evaluation, "evaluate", "evaluation"),
+]
+"""Functions and the phases that they are; what they call in another phase counts there."""
+
+VIEWS = re.compile(
+    r"(_unsafe_)?view|t|transpose|permute|expand|slice|select|(un)?squeeze|detach|alias|as_strided|unbind"
+    r"|(unsafe_)?split(_with_sizes)?|(new_)?empty(_like|_strided)?"
+)
+"""Operators that launch nothing."""
 
 
-class Clock(FederatedCallback):
-    """The seconds of every round, and the most memory of the GPU in MiB."""
+class Operators(TorchDispatchMode):
+    """Counts the operators that a GPU would be given."""
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.began = 0.0
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.number = 0
 
-    def on_round_start(self, trainer: Run, algorithm: Any) -> None:
-        """Start the clock."""
-        wait()
-        self.began = time.monotonic()
-
-    def on_round_end(self, trainer: Run, algorithm: Any, metrics: dict[str, float]) -> None:
-        """Stop it."""
-        wait()
-        self.seconds.append(time.monotonic() - self.began)
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count one."""
+        self.number += not VIEWS.fullmatch(func._schema.name.split("::")[1])
+        return func(*args, **(kwargs or {}))
 
 
-def wait() -> None:
-    """Wait for the GPU."""
+class Phases(FederatedCallback):
+    """Seconds, or operators, of each phase of the last round."""
+
+    def __init__(self, reading: Callable[[], float]) -> None:
+        self.reading = reading
+        self.spent: defaultdict[str, float] = defaultdict(float)
+        self.inside = ["rest"]
+        self.before = 0.0
+
+    def switch(self) -> None:
+        """What has passed belongs to the present phase."""
+        now = self.reading()
+        self.spent[self.inside[-1]] += now - self.before
+        self.before = now
+
+    def on_round_start(self, trainer: Any, algorithm: Any) -> None:
+        """Begin anew."""
+        self.switch()
+        self.spent.clear()
+
+    def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+        """End the round."""
+        self.switch()
+        self.result = dict(self.spent)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, the functions of :data:`PHASES` switch to their phases."""
+        with ExitStack() as stack:
+            for owner, name, phase in PHASES:
+                stack.enter_context(mock.patch.object(owner, name, self._wrapped(getattr(owner, name), phase)))
+            yield
+
+    def _wrapped(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
+        def new(*arguments: Any, **more: Any) -> Any:
+            self.switch()
+            self.inside.append(phase)
+            try:
+                return function(*arguments, **more)
+            finally:
+                self.switch()
+                self.inside.pop()
+
+        return new
+
+
+def seconds() -> float:
+    """The time when all that was launched has ended."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+    return time.perf_counter()
 
 
-def train(device: str, precision: str, at_once: int, rounds: int, tiny: bool) -> tuple[SemiFL, Clock]:
-    """Train SemiFL for some rounds: 10 of 20 clients with 100 images each, or 4 of 5 with 20."""
-    clients, cohort, images = (5, 4, 20) if tiny else (20, 10, 100)
+def random_images(sizes: tuple[int, int], spec: Any, chosen: Any, root: Any, download: bool) -> datasets.ImageSplit:
+    """A split of a data set with random pixels: the first call is for the training split."""
+    number = sizes[0] if chosen is datasets._SOURCES[spec.name].train else sizes[1]
+    labels = torch.arange(number) % spec.num_classes
+    return datasets.ImageSplit(torch.randint(256, (number, *spec.in_shape), dtype=torch.uint8), labels)
+
+
+def measured_round(config: str, design: str, device: str, tiny: bool, count: bool) -> dict[str, float]:
+    """The phases of the second round of a configuration."""
+    always, small = ROUNDS[config]
+    shared = {key: value for key, value in DESIGNS[design].items() if "." in key}
+    sizes = (600, 60) if tiny else (60000 if "mnist" in config else 50000, 10000)
+    labels = {
+        "data.num_labels": 120,
+        "data.num_clients": 6,
+        "trainer.clients_per_round": 3,
+        "data.server_batch_size": 40,
+    }
+    counted, chosen = Operators(), {**always, **shared, **({**labels, **small} if tiny else {})}
+    phases = Phases((lambda: counted.number) if count else seconds)
+    environment = {"FEDSSL_RECORD": DESIGNS[design]["FEDSSL_RECORD"]}
+    with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
+        stack.enter_context(mock.patch.dict(os.environ, environment))
+        stack.enter_context(mock.patch.object(datasets, "_read_torchvision", partial(random_images, sizes)))
+        more = {"trainer.max_rounds": 2, "trainer.accelerator": device, "trainer.devices": 1, "trainer.logger": False,
+                "trainer.enable_progress_bar": False, "trainer.default_root_dir": folder}  # fmt: skip
+        trainer, model, data = Experiment.from_config(config, {**more, **chosen})
+        if hasattr(model, "threshold"):
+            vars(model)["threshold"] = 0.0
+        trainer.given_callbacks = [*trainer.given_callbacks, phases]
+        stack.enter_context(phases.watching())
+        if count:
+            stack.enter_context(counted)
+        trainer.fit(model, data)
+    return phases.result
+
+
+Cases = Iterator[tuple[tuple[str, str, str], Callable[[], str]]]
+"""The names of each measurement, and what measures it."""
+
+
+def rounds(device: str, tiny: bool, count: bool = False) -> Cases:
+    """Rounds of the configurations: the first design of all before the others."""
+    card = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+
+    def measure(config: str, design: str) -> str:
+        found = measured_round(config, design, device, tiny, count)
+        if device == "cuda":
+            torch.cuda.empty_cache()
+        unit = "operators" if count else "s"
+        parts = "; ".join(f"{name} {value:.{0 if count else 3}f}" for name, value in found.items())
+        return f"{sum(found.values()):.{0 if count else 3}f} {unit} a round|{parts}"
+
+    for design in list(DESIGNS)[: 1 if count else None]:
+        for config in ROUNDS:
+            yield (config.removesuffix(".yaml"), design, card), partial(measure, config, design)
+
+
+def trained(device: str, precision: str, at_once: int) -> SemiFL:
+    """SemiFL after a round: 4 of 5 clients with 20 images each."""
     generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(clients * images + 1000) % 10
+    labels = torch.arange(5 * 20 + 250 + 100) % 10
     pixels = torch.randint(256, (len(labels), 3, 32, 32), dtype=torch.uint8, generator=generator)
     data = FederatedDataModule.from_datasets(
         (pixels[:-100], labels[:-100]), (pixels[-100:], labels[-100:]), validation=0.0,
-        weak="flip_crop", strong="semifl", num_clients=clients, num_labels=250, server_batch_size=250,
+        weak="flip_crop", strong="semifl", num_clients=5, num_labels=250, server_batch_size=250,
     )  # fmt: skip
-    network = partial(CNN, width=4) if tiny else partial(WideResNet, depth=28, widen_factor=2)
     sgd = partial(torch.optim.SGD, lr=0.03, momentum=0.9, weight_decay=5e-4)
+    network = partial(CNN, width=4)
     algorithm = SemiFL(network=network, optimizer=sgd, threshold=0.0, client_epochs=1, server_epochs=1)
-    clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         FederatedTrainer(
-            max_rounds=rounds, clients_per_round=cohort, accelerator=device, devices=1, precision=precision,
-            clients_at_once=at_once, callbacks=[clock], logger=False, enable_progress_bar=False,
-            default_root_dir=folder,
+            max_rounds=1, clients_per_round=4, accelerator=device, devices=1, precision=precision,
+            clients_at_once=at_once, logger=False, enable_progress_bar=False, default_root_dir=folder,
         ).fit(algorithm, data)  # fmt: skip
-    return algorithm, clock
+    return algorithm
 
 
-def measure(case: tuple[str, str, int], device: str, tiny: bool) -> str:
-    """The result of a case as text."""
-    what, precision, at_once = case
-    if what == "agree":
-        on_cpu, _ = train("cpu", "64-true" if precision == "64-true" else "32-true", 1, 1, tiny=True)
-        here, _ = train(device, precision, at_once, 1, tiny=True)
-        theirs = on_cpu.server.model()
-        far = max(float((t.cpu().double() - theirs[n].double()).abs().max()) for n, t in here.server.model().items())
+def agree(device: str, tiny: bool) -> Cases:
+    """The largest difference of a weight to the CPU's."""
+
+    def measure(precision: str, at_once: int) -> str:
+        theirs = trained("cpu", "64-true" if precision == "64-true" else "32-true", 1).server.model()
+        here = trained(device, precision, at_once).server.model()
+        far = max(float((t.cpu().double() - theirs[n].double()).abs().max()) for n, t in here.items())
         return f"largest difference of a weight {far:.1e}"
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-    _, clock = train(device, precision, at_once, 3 if tiny else 4, tiny)
-    memory = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else 0
-    return f"{statistics.median(clock.seconds[1:]):.3f} s a round, {memory:.0f} MiB"
+
+    for precision, at_once in (("64-true", 10), ("32-true", 1), ("bf16-mixed", 1)):
+        yield ("agree", precision, str(at_once)), partial(measure, precision, at_once)
+
+
+def milliseconds(function: Callable[[], object], repeat: int = 10) -> float:
+    """The median time of a call."""
+    times = []
+    for _ in range(3 + repeat if torch.cuda.is_available() else 2):
+        began = seconds()
+        function()
+        times.append(1e3 * (seconds() - began))
+    return statistics.median(times[-repeat:])
+
+
+def recorded(function: Callable[[], object], device: str) -> Callable[[], object]:
+    """The replay of a CUDA graph of a call; on the CPU the call."""
+    if device == "cpu":
+        return function
+    for _ in range(3):
+        function()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        function()
+    return graph.replay
+
+
+def side_by_side(functions: list[Callable[[], object]], streams: list[Any]) -> None:
+    """Call each on a stream of its own."""
+    now = torch.cuda.current_stream()
+    for function, stream in zip(functions, streams, strict=True):
+        stream.wait_stream(now)
+        with torch.cuda.stream(stream):
+            function()
+        now.wait_stream(stream)
+
+
+def step_of(clients: int, images: int, side: int, device: str, small: bool) -> Callable[[], object]:
+    """A step of WRN-28-2 with two passes of a batch, for several stacked clients or one."""
+    network = WideResNet(depth=10 if small else 28, widen_factor=1 if small else 2, norm="static_batch").to(device)
+    names = [name for name, _ in network.named_parameters()]
+    shape = (clients, images, 3, side, side)
+    x, y = torch.randn(shape, device=device), torch.randint(10, (clients, images), device=device)
+    alone = clients == 1
+    weights = [
+        (p if alone else p.expand(clients, *p.shape).clone()).detach().requires_grad_() for p in network.parameters()
+    ]
+    optimizer = torch.optim.SGD(weights, lr=0.03, momentum=0.9, weight_decay=5e-4, fused=True)
+
+    def loss(weights: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+        given = dict(zip(names, weights, strict=True))
+        logits = [functional_call(network, given, (x,)), functional_call(network, given, (x.flip(-1),))]
+        return F.cross_entropy(logits[0], y) + F.cross_entropy(logits[1], y)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with StackedLayers():
+            total = loss(weights, x[0], y[0]) if alone else vmap(loss)(weights, x, y).sum()
+        total.backward()
+        optimizer.step()
+
+    return step
+
+
+def by_columns(x: Tensor, weight: Tensor) -> Tensor:
+    """Convolutions of clients by one batched product: x (clients, images, channels, side, side)."""
+    clients, images, channels, side, _ = x.shape
+    parts = F.pad(x, (1, 1, 1, 1)).unfold(3, 3, 1).unfold(4, 3, 1).permute(0, 2, 5, 6, 1, 3, 4)
+    return weight.flatten(2) @ parts.reshape(clients, channels * 9, images * side**2)
+
+
+def convolve(way: str, clients: int, shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> float:
+    """Milliseconds of the 3 x 3 convolutions of several clients with 10 images, forward and backward."""
+    channels_in, channels, side = shape
+    like: dict[str, Any] = {"device": device, "dtype": dtype, "requires_grad": True}
+    weight = torch.randn(clients, channels, channels_in, 3, 3, **like)
+    flat = torch.randn(10, clients * channels_in, side, side, **like)
+    apart = torch.randn(clients, 10, channels_in, side, side, **like)
+    if "channels last" in way:
+        flat = flat.detach().to(memory_format=torch.channels_last).requires_grad_()
+
+    def call() -> None:
+        if way.startswith("grouped"):
+            x, out = flat, F.conv2d(flat, weight.flatten(0, 1), padding=1, groups=clients)
+        elif way == "columns":
+            x, out = apart, by_columns(apart, weight)
+        else:
+            x, out = apart, torch.stack([F.conv2d(a, b, padding=1) for a, b in zip(apart, weight, strict=True)])
+        torch.autograd.grad(out, (x, weight), torch.ones_like(out))
+
+    return milliseconds(recorded(call, device))
+
+
+def limits(device: str, tiny: bool) -> Cases:
+    """What bounds a round: launches, arithmetic, and ways to step and to convolve ten clients."""
+    clients, images, side, size = (3, 4, 8, 256) if tiny else (10, 10, 32, 8192)
+    number = torch.zeros(64, device=device)
+
+    def launches(how: Callable[[Callable[[], object], str], Callable[[], object]]) -> str:
+        def many() -> None:
+            for _ in range(1000):
+                number.add_(1)
+
+        return f"{milliseconds(how(many, device)):.2f} us a launch"
+
+    def product(dtype: torch.dtype, tf32: bool) -> str:
+        a = torch.randn(size, size, device=device, dtype=dtype)
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        return f"{2 * size**3 / milliseconds(lambda: a @ a) / 1e9:.1f} TFLOP/s"
+
+    def steps(stacked: bool, graph: bool) -> str:
+        how = recorded if graph else (lambda function, device: function)
+        if stacked:
+            return f"{milliseconds(how(step_of(clients, images, side, device, tiny), device)):.3f} ms"
+        calls = [how(step_of(1, images, side, device, tiny), device) for _ in range(clients)]
+        if device == "cpu":
+            return f"{milliseconds(lambda: [call() for call in calls]):.3f} ms"
+        streams = [torch.cuda.Stream() for _ in calls]
+        return f"{milliseconds(lambda: side_by_side(calls, streams)):.3f} ms"
+
+    def convolutions(way: str, shape: tuple[int, int, int], dtype: torch.dtype) -> str:
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+        return f"{convolve(way, clients, shape, dtype, device):.3f} ms"
+
+    yield ("launch", "eager", ""), partial(launches, lambda function, device: function)
+    yield ("launch", "graph", ""), partial(launches, recorded)
+    for name, dtype, tf32 in (
+        ("bf16", torch.bfloat16, True),
+        ("tf32", torch.float32, True),
+        ("fp32", torch.float32, False),
+    ):
+        yield ("matrix product", name, ""), partial(product, dtype, tf32)
+    for graph in ("graph", "eager"):
+        yield ("step of ten clients", "stacked", graph), partial(steps, True, graph == "graph")
+        yield ("step of ten clients", "on a stream each", graph), partial(steps, False, graph == "graph")
+    for dtype in (torch.float32, torch.bfloat16):
+        for shape in ((3, 16, side), (32, 32, side), (64, 64, side // 2), (128, 128, side // 4)):
+            for way in ("grouped", "grouped, channels last", "columns", "one by one"):
+                what = f"{shape[0]} to {shape[1]} at {shape[2]}"
+                yield ("convolution " + what, way, str(dtype)[6:]), partial(convolutions, way, shape, dtype)
+
+
+PARTS = {"rounds": (rounds, "gpu_rounds.csv"), "limits": (limits, "gpu_limits.csv"), "agree": (agree, "gpu.csv")}
 
 
 def main() -> int:
-    """Measure what is missing; 1 if a case failed."""
+    """Measure what is missing; 1 if something failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small sizes, for a trial")
+    parser.add_argument("--count", action="store_true", help="print operators by phase, at small sizes on a CPU")
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--budget", type=float, default=480, help="seconds after which nothing further begins")
     parser.add_argument("--output", type=Path, default=Path("runs/gpu"))
     options = parser.parse_args()
+    if options.count:
+        for (config, *_), count in rounds("cpu", True, count=True):
+            print(config, count(), flush=True)
+        return 0
     options.output.mkdir(parents=True, exist_ok=True)
-    path, failed = options.output / "gpu.csv", False
-    known = [row[:3] for row in csv.reader(path.read_text().splitlines())] if path.is_file() else []
-    for case in CASES:
-        if [str(part) for part in case] in known:
-            continue
-        try:
-            result = measure(case, options.device, options.tiny)
-        except Exception:
-            traceback.print_exc()
-            failed = True
-            continue
-        with path.open("a", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerow([*case, result])
-        print(*case, result, flush=True)
+    failed, began = False, time.monotonic()
+    for make, file in (PARTS[part] for part in options.parts):
+        path = options.output / file
+        known = [tuple(row[:3]) for row in csv.reader(path.read_text().splitlines())] if path.is_file() else []
+        for case, measure in make(options.device, options.tiny):
+            if case in known or time.monotonic() - began > options.budget:
+                continue
+            try:
+                result = measure()
+            except Exception:
+                traceback.print_exc()
+                failed = True
+                continue
+            with path.open("a", newline="") as table:
+                csv.writer(table, lineterminator="\n").writerow([*case, *result.split("|")])
+            print(*case, result, flush=True)
     return int(failed)
 
 

@@ -1,0 +1,49 @@
+"""What the benchmark of a GPU counts and times, on a CPU."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.toy import ToyData, toy_semifl, toy_trainer
+
+BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("gpu")
+
+
+@pytest.mark.parametrize(("clients", "most"), [(3, 196), (1, 159)])
+def test_a_step_gives_a_gpu_no_more_operators_than_it_did(gpu: Any, clients: int, most: int) -> None:
+    """SemiFL's two passes of WRN-10-1; stacked norms without their rule would make it 250."""
+    step = gpu.step_of(clients, images=4, side=8, device="cpu", small=True)
+    step()
+    with gpu.Operators() as counted:
+        step()
+    assert counted.number <= most
+
+
+def test_the_phases_of_a_round_hold_all_of_its_operators(gpu: Any, tmp_path: Path) -> None:
+    counted = gpu.Operators()
+    phases = gpu.Phases(lambda: counted.number)
+    trainer = toy_trainer(tmp_path, max_rounds=2, clients_at_once=4, logger=False, callbacks=phases)
+    with phases.watching(), counted:
+        trainer.fit(toy_semifl(), ToyData())
+    found = phases.result
+    assert {"labels", "views", "stacked steps", "steps of one party", "evaluation"} < found.keys()
+    assert all(value >= 0 for value in found.values())
+    assert found["stacked steps"] > 10 * found["labels"]
+
+
+def test_every_limit_is_measured_at_small_size(gpu: Any) -> None:
+    cases: dict[Any, Any] = dict(gpu.limits("cpu", True))
+    chosen = [case for case in cases if case[0] != "launch" and ("32 to 32" in case[0] or "convol" not in case[0])]
+    assert len(chosen) == 3 + 4 + 2 * 4
+    for case in chosen:
+        assert cases[case]().split()[1] in ("ms", "TFLOP/s")
