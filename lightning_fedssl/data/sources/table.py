@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -86,12 +87,10 @@ class Table(Datasets):
                 f"{cut(label_column)}: {len(empty)} of {len(rows)} rows have no label: "
                 f"{empty[0][label_column]!r} in row {empty[0].number}"
             )
-        columns = [_Column(name, rows) for name in rows[0] if name not in special]
-        asked: dict[str, Sequence[str] | None]
         asked = {"ignore": ignore, "numeric": numeric, "categorical": categorical}
-        chosen = {column.name: column.kind(asked) for column in columns}
-        _report(columns, chosen, strict, self.reading)
-        features = _encode(columns, chosen, np.isin(place, ["train", "unlabeled"]))
+        columns = [_Column(name, rows, asked) for name in rows[0] if name not in special]
+        _report(columns, strict, self.reading)
+        features = _encode(columns, np.isin(place, ["train", "unlabeled"]))
         samples = {
             part: as_dataset((features[place == part], labels[place == part])) for part in found
         }
@@ -110,33 +109,33 @@ class _Column:
     """A column of features.
 
     Attributes:
-        name: Its name.
-        shown: Its name in messages.
+        name: Its name as messages show it.
         cells: The text of each row.
         lines: The number of each row in the file.
         missing: Whether a row has no value.
-        numbers: The values as float64, NaN for cells without a number.
-        odd: The rows whose cells are neither numbers nor missing.
+        numbers: The values as float64, NaN for cells without a finite number.
+        odd: The rows whose cells are neither such numbers nor missing.
+        kind: ``numeric``, ``categorical``, or why it is left out.
     """
 
-    def __init__(self, name: str, rows: Sequence[Row]) -> None:
-        self.name, self.shown = name, cut(name)
+    def __init__(
+        self, name: str, rows: Sequence[Row], asked: Mapping[str, Sequence[str] | None]
+    ) -> None:
+        self.name = cut(name)
         self.cells = np.array([row[name] for row in rows], dtype=object)
         self.lines = [row.number for row in rows]
         self.missing = np.isin(self.cells, list(MISSING))
         self.numbers = np.array([_number(cell) for cell in self.cells])
         self.odd = np.flatnonzero(np.isnan(self.numbers) & ~self.missing).tolist()
+        given = [kind for kind, names in asked.items() if name in (names or ())]
+        self.kind = given[0] if given else self._own_kind(name, asked)
 
-    def kind(self, asked: Mapping[str, Sequence[str] | None]) -> str:
-        """What becomes of the column: ``numeric``, ``categorical``, or why it is left out."""
-        words = [row for row in self.odd if not _ALMOST_A_NUMBER.fullmatch(self.cells[row])]
-        for kind, names in asked.items():
-            if self.name in (names or ()):
-                return kind
+    def _own_kind(self, name: str, asked: Mapping[str, Sequence[str] | None]) -> str:
         if not any(self.cells):
             return "no value"
-        if _NAMELESS.fullmatch(self.name):
+        if _NAMELESS.fullmatch(name):
             return "no name"
+        words = [row for row in self.odd if not _ALMOST_A_NUMBER.fullmatch(self.cells[row])]
         if asked["numeric"] is None and 2 * len(words) < (~self.missing).sum():
             return "numeric"
         return "categorical" if asked["categorical"] is None else "not chosen"
@@ -145,28 +144,26 @@ class _Column:
         """Names the cells of a numeric column that are no numbers.
 
         Raises:
-            ValueError: If a number is infinite, or most cells are no numbers, or ``strict``.
+            ValueError: If most cells are no numbers, or ``strict``.
         """
-        infinite = np.flatnonzero(np.isinf(self.numbers)).tolist()
-        if not (wrong := infinite or self.odd):
+        if not self.odd:
             return
-        what = "infinite" if infinite else "no numbers"
         text = (
-            f"{self.shown}: {len(wrong)} of {len(self.cells)} cells are {what}: "
-            f"{cut(self.cells[wrong[0]])!r} in row {self.lines[wrong[0]]}"
+            f"{self.name}: {len(self.odd)} of {len(self.cells)} cells are no numbers: "
+            f"{cut(self.cells[self.odd[0]])!r} in row {self.lines[self.odd[0]]}"
         )
-        if strict or infinite or 2 * len(self.odd) >= (~self.missing).sum():
+        if strict or 2 * len(self.odd) >= (~self.missing).sum():
             raise ValueError(
                 f"data.dataset: {text}; correct or empty them, or give categorical or ignore: "
-                f"[{self.shown}]"
+                f"[{self.name}]"
             )
         reading.warn(f"{text}; they count as missing")
 
-    def looks_like_identifier(self, kind: str) -> bool:
+    def looks_like_identifier(self) -> bool:
         """Whether all numbers differ and are whole or in equal steps, or most words differ."""
         if (~self.missing).sum() < _LEAST_DIFFERENT:
             return False
-        if kind == "categorical":
+        if self.kind == "categorical":
             known = self.cells[~self.missing]
             return 2 * len(set(known)) > len(known)
         numbers = self.numbers[~np.isnan(self.numbers)]
@@ -176,20 +173,19 @@ class _Column:
 
 
 def _number(cell: str) -> float:
+    """The finite number of a cell, or NaN."""
     try:
-        return float(cell)
+        return float(cell) if math.isfinite(float(cell)) else math.nan
     except ValueError:
-        return np.nan
+        return math.nan
 
 
-def _report(
-    columns: Sequence[_Column], chosen: Mapping[str, str], strict: bool, reading: Reading
-) -> None:
+def _report(columns: Sequence[_Column], strict: bool, reading: Reading) -> None:
     """Completes the report by the columns, and refuses those that are no features."""
     described: dict[str, list[str]] = {"numeric": [], "categorical": [], "left out": []}
     missing = []
     for column in columns:
-        kind, name, values = chosen[column.name], column.shown, set(column.cells)
+        kind, name, values = column.kind, column.name, set(column.cells)
         if kind not in described:
             described["left out"].append(f"{name!r} ({kind})")
             continue
@@ -200,7 +196,7 @@ def _report(
             )
         if kind == "numeric":
             column.check_numbers(strict, reading)
-        if column.looks_like_identifier(kind):
+        if column.looks_like_identifier():
             reading.warn(
                 f"{name}: {len(values)} different values in {len(column.cells)} rows, as of an "
                 f"identifier or row number; leave it out by ignore: [{name}] if it is one"
@@ -216,7 +212,7 @@ def _report(
         reading.facts["missing values"] = listed(missing)
 
 
-def _encode(columns: Sequence[_Column], chosen: Mapping[str, str], training: Any) -> Any:
+def _encode(columns: Sequence[_Column], training: Any) -> Any:
     """The features of every row, float32 ``(rows, features)``.
 
     The transformers are fitted on the training rows.
@@ -225,12 +221,12 @@ def _encode(columns: Sequence[_Column], chosen: Mapping[str, str], training: Any
     from sklearn.preprocessing import OneHotEncoder
 
     features = []
-    numeric = [column.numbers for column in columns if chosen[column.name] == "numeric"]
+    numeric = [column.numbers for column in columns if column.kind == "numeric"]
     if numeric:
         values = np.stack(numeric, axis=1)
         imputer = SimpleImputer(strategy="median", keep_empty_features=True).fit(values[training])
         features.append(imputer.transform(values))
-    categorical = [column.cells for column in columns if chosen[column.name] == "categorical"]
+    categorical = [column.cells for column in columns if column.kind == "categorical"]
     if categorical:
         words = np.stack(categorical, axis=1)
         encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False).fit(words[training])

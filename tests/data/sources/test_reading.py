@@ -55,7 +55,7 @@ READ: list[tuple[str, dict[str, Any], int, str]] = [
     (column("y", {}), {"ignore": ["y"]}, 1, "'y' (ignore)"),
     (column("y", {3: "NA", 9: "", 10: "#N/A"}), {}, 2, "missing values: y 3"),
     *((column("y", {18: cell, 20: cell}), {}, 2, f"! y: 2 of 60 cells are no numbers: '{cell}' in row 18")
-      for cell in ("?", "<5", "1,234", "12 mg")),
+      for cell in ("?", "<5", "1,234", "12 mg", "inf")),
     (column("y", {row: str(3 * row) for row in ALL}), {}, 2, "! y: 60 different values in 60 rows"),
     (column("y", {row: str(row / 4) for row in ALL}), {}, 2, "! y: 60 different values in 60 rows"),
     (column("y", {row: f"P{row}" for row in ALL}), {}, 1 + 48, "! y: 60 different values in 60 rows"),
