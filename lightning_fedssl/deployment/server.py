@@ -79,6 +79,10 @@ class Nodes:
         poll: Seconds between two looks at the grid while nodes connect.
     """
 
+    ask_again = 60.0
+    """Seconds after which a node is asked again that did not name a client of its own: its process
+    may have failed, or the client's former node may have left."""
+
     def __init__(
         self,
         grid: Grid,
@@ -97,14 +101,16 @@ class Nodes:
         self.sizes: dict[int, tuple[int, int]] = {}
         self._owner: dict[int, int] = {}
         self._asked: dict[int, str] = {}
+        self._waits: dict[int, float] = {}
 
     def connected(self) -> dict[int, int]:
         """The clients whose nodes are connected now, with their nodes."""
         present = set(self.grid.get_node_ids())
         self._asked = {node: question for node, question in self._asked.items() if node in present}
-        if new := sorted(present - self._asked.keys()):
+        waits = {node for node, end in self._waits.items() if time.monotonic() < end}
+        if new := sorted(present - self._asked.keys() - waits):
             questions = [
-                Message(to_records({}, {}), node, _TYPES["describe"], ttl=self.deadline)
+                Message(to_records({}, {}), node, _TYPES["describe"], ttl=self.connect_timeout)
                 for node in new
             ]
             self._asked |= zip(new, self.grid.push_messages(questions), strict=True)
@@ -115,10 +121,12 @@ class Nodes:
             try:
                 self._note(node, answer, present)
             except MessageError as error:
+                del self._asked[node]
+                self._waits[node] = time.monotonic() + self.ask_again
                 _log.warning(
-                    "a node does not name its client, and is asked again once it has restarted: %s",
-                    error,
-                )
+                    "a node does not name its client, and is asked again in %g s: %s",
+                    self.ask_again, error,
+                )  # fmt: skip
         return {client: node for client, node in sorted(self._owner.items()) if node in present}
 
     def _note(self, node: int, answer: Message, present: set[int]) -> None:

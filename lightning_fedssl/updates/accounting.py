@@ -18,6 +18,9 @@ In the cases of the tests it is less than 0.5 % above the library's epsilon. Wit
 multiplier z the losses grow as ``1 / z^2``, and so does the grid.
 """
 
+LEAST_NOISE = 1e-3
+"""A smaller noise multiplier counts as none; the library cannot account for every one."""
+
 LARGEST_NOISE = 1e6
 """The largest noise multiplier that is tried."""
 
@@ -87,7 +90,7 @@ def _epsilon(settings: tuple[Any, ...], delta: float) -> float:
     budget = Budget(*settings)
     if not budget.rounds:
         return 0.0
-    if not budget.noise_multiplier:
+    if budget.noise_multiplier < LEAST_NOISE:
         return math.inf
     dp, pld, rdp = _library()
     if budget.sampling == "fixed":  # replacing a client moves the sum by up to two clips
@@ -108,10 +111,7 @@ def _epsilon(settings: tuple[Any, ...], delta: float) -> float:
             if budget.accountant == "pld"
             else rdp.RdpAccountant(neighboring_relation=relation)
         )
-    try:
-        return float(accountant.compose(event, budget.rounds).get_epsilon(delta))
-    except OverflowError:  # next to no noise
-        return math.inf
+    return float(accountant.compose(event, budget.rounds).get_epsilon(delta))
 
 
 def calibrated(budget: Budget, epsilon: float, delta: float) -> float:

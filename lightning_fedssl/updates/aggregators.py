@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
-from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.updates.rule import UpdateRule
@@ -111,24 +110,13 @@ class Aggregator(UpdateRule, ABC):
             text = "trainer.updates: %d updates of a round are not used: a rule needs %d or more"
             _log.warning(text, len(rows), self.fewest())
         elif last is not None:
-            yield single_update(last, self.aggregate(torch.stack(rows)))
-
-
-def single_update(like: ClientUpdate, values: Tensor) -> ClientUpdate:
-    """The update that stands for all clients, and has the weight 1.
-
-    Args:
-        like: Has the names and shapes.
-        values: The weights, then the buffers, ``(numbers,)``.
-    """
-    parts = iter(values.split([t.numel() for t in {**like.parameters, **like.buffers}.values()]))
-
-    def filled(state: State) -> State:
-        return {name: next(parts).view_as(t).to(t.dtype) for name, t in state.items()}
-
-    return ClientUpdate(
-        like.client, filled(like.parameters), filled(like.buffers), num_samples=1, num_steps=1
-    )
+            values = self.aggregate(torch.stack(rows))
+            parameters, buffers = dict(last.parameters), dict(last.buffers)
+            for state in (parameters, buffers):
+                for name, t in state.items():
+                    state[name] = values[: t.numel()].view_as(t).to(t.dtype)
+                    values = values[t.numel() :]
+            yield ClientUpdate(last.client, parameters, buffers, num_samples=1, num_steps=1)
 
 
 class TrimmedMean(Aggregator):

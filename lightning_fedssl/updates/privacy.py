@@ -36,7 +36,7 @@ from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.local_training.sequential import Sent
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate
-from lightning_fedssl.updates.accounting import Budget, calibrated
+from lightning_fedssl.updates.accounting import LEAST_NOISE, Budget, calibrated
 from lightning_fedssl.updates.aggregators import why_not_a_mean
 from lightning_fedssl.updates.attacks import Attack
 from lightning_fedssl.updates.rule import UpdateRule
@@ -169,9 +169,8 @@ class CentralDP(UpdateRule):
             )
         self._spent = spent
         noise = spent.noise_multiplier
-        accounted = not noise or spent.epsilon(self.delta, 1) < math.inf
         remedy = "too small to account for; give 0.1 or more, or 0, which clips only"
-        _require(accounted, "noise_multiplier", noise, remedy)
+        _require(not 0 < noise < LEAST_NOISE, "noise_multiplier", noise, remedy)
         if self._is_spent(spent) and not spent.rounds:
             raise ValueError(
                 f"CentralDP: one round with noise_multiplier {spent.noise_multiplier:g} "

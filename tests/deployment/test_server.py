@@ -340,6 +340,18 @@ def test_a_client_belongs_to_the_first_node_that_names_it(bind: bool, caplog: py
     assert nodes.connected() == ({0: 100} if bind else {0: 100, 1: 103})
 
 
+def test_a_node_is_asked_again_after_an_error_and_has_the_time_to_connect() -> None:
+    grid = FakeGrid({100: lambda *args: 1 / 0, 101: described(1), 102: described(1)})
+    nodes, patient = (nodes_of(grid, connect_timeout=30) for _ in range(2))
+    nodes.ask_again = 0
+    assert nodes.connected() == patient.connected() == {1: 101}
+    assert {message.metadata.ttl for message in grid.sent[::2]} == {30}
+    grid.apps[100] = described(0)
+    del grid.apps[101]
+    assert nodes.connected() == {0: 100, 1: 102}
+    assert patient.connected() == {}
+
+
 @pytest.mark.parametrize("app", [described(4), described(0, 2**50), described(-1), lambda *args: 1 / 0])
 def test_a_node_without_a_client_of_this_run_is_left_out(app: Any, caplog: pytest.LogCaptureFixture) -> None:
     nodes = nodes_of(FakeGrid({100: app, 101: described(1)}))
