@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-ACCURACY = "val/accuracy"
-"""What is monitored unless something else is chosen; data without classes have none."""
-
 DECLINE = 0.05
 """The distance of the last accuracy from the best one, in shares of images, from which a run names
 it at its end."""
@@ -39,22 +36,24 @@ class FederatedCheckpoint(FederatedCallback):
     file for each client, if they are larger than 8 MiB together.
 
     Args:
-        monitor: The scalar that determines the best round. A round without this scalar cannot be
-            the best.
-        mode: Whether a larger (``max``) or smaller (``min``) value is better.
+        monitor: The scalar that determines the best round; the task's first metric if left out,
+            such as ``val/accuracy``. A round without this scalar cannot be the best.
+        mode: Whether a larger (``max``) or smaller (``min``) value is better; as the task has it
+            if ``monitor`` is left out.
         every_n_rounds: Interval of writing ``last``, which is also written when the run ends or is
             stopped.
     """
 
     def __init__(
         self,
-        monitor: str = ACCURACY,
+        monitor: str | None = None,
         mode: Literal["max", "min"] = "max",
         every_n_rounds: int = 1,
     ) -> None:
         at_least(1, every_n_rounds=every_n_rounds)
-        self.monitor = monitor
-        self.mode = mode
+        self._of_task = monitor is None
+        self.monitor = monitor or "val/accuracy"
+        self.mode: Literal["max", "min"] = mode
         self.every_n_rounds = every_n_rounds
         self.reset()
 
@@ -65,6 +64,13 @@ class FederatedCheckpoint(FederatedCallback):
         self._last_value: float | None = None
         self._saved_round = 0
         self._warned = False
+
+    def setup(self, trainer: Run, algorithm: FederatedAlgorithm, stage: str) -> None:  # type: ignore[override]
+        """Take the task's own metric if none is given."""
+        if self._of_task:
+            task = trainer.datamodule.task
+            self.monitor = f"val/{task.monitor}"
+            self.mode = "max" if task.larger_is_better else "min"
 
     def on_round_end(
         self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
@@ -141,7 +147,7 @@ class FederatedCheckpoint(FederatedCallback):
 
     def _warn_if_unknown(self, trainer: Run, metrics: dict[str, float]) -> None:
         evaluated = [name for name in metrics if name.startswith("val")]
-        if self.monitor == ACCURACY and not trainer.datamodule.class_names:
+        if self._of_task and not trainer.datamodule.class_names:
             return  # no method computes it without classes
         if evaluated and self.monitor not in metrics and not self._warned:
             self._warned = True

@@ -11,7 +11,7 @@ from lightning_fedssl.algorithm import JointAlgorithm
 from lightning_fedssl.callback import FederatedCallback, at_least
 from lightning_fedssl.callbacks.metric_matrices import show_matrix
 from lightning_fedssl.functional.batch_norm import evaluating
-from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,7 +127,7 @@ class PseudoLabelQuality(FederatedCallback):
         indices = data.unlabeled[rows[: max(1, self.sample // len(trainer.cohort))]]
         with evaluating(algorithm, batch_statistics=True), trainer.fabric.autocast():
             logits = algorithm(data.plain(indices))
-        self._compare(trainer, algorithm, indices, pseudo_label(logits, threshold))
+        self._compare(trainer, algorithm, indices, algorithm.task.label(logits, threshold))
 
     def _compare(
         self,
@@ -138,9 +138,11 @@ class PseudoLabelQuality(FederatedCallback):
     ) -> None:
         client = algorithm.clients.staging
         assert client is not None, "pseudo-labels are reported while their client trains"
+        # Every label of a sample, or every pixel, counts as one.
         truth = trainer.datamodule.true_labels(indices)
-        labels = pseudo.labels if pseudo.labels.dim() == 1 else pseudo.labels.argmax(dim=1)
-        right, mask = (labels == truth).double(), pseudo.mask.double()
+        partly_unknown = truth.dim() > 1 or trainer.datamodule.has_unknown_labels
+        truth, labels = truth.flatten(), algorithm.task.hard(pseudo.labels).flatten()
+        right, mask = (labels == truth).double(), pseudo.mask.flatten().double()
         # A comparison and not F.one_hot, which reads its input on the host and would wait for the
         # device.
         classes = torch.arange(trainer.datamodule.num_classes, device=labels.device)
@@ -152,7 +154,7 @@ class PseudoLabelQuality(FederatedCallback):
             rows = (truth[:, None] == classes) * mask[:, None]
             matrix = rows.T @ (labels[:, None] == classes).double()
             self._matrices[client] = self._matrices.get(client, 0) + matrix
-        if trainer.datamodule.has_unknown_labels:  # else no test, which would wait for the device
+        if partly_unknown:  # else no test, which would wait for the device
             known = truth >= 0
             right, mask, truth = right[known], mask[known], truth[known]
             if not len(truth):

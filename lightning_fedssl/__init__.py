@@ -35,6 +35,11 @@ if TYPE_CHECKING:
     from lightning_fedssl.system import RandomDropout as RandomDropout
     from lightning_fedssl.system import SystemModel as SystemModel
     from lightning_fedssl.system import UnevenDropout as UnevenDropout
+    from lightning_fedssl.task import Classification as Classification
+    from lightning_fedssl.task import MultiLabel as MultiLabel
+    from lightning_fedssl.task import Regression as Regression
+    from lightning_fedssl.task import Segmentation as Segmentation
+    from lightning_fedssl.task import Task as Task
     from lightning_fedssl.trainer import *
     from lightning_fedssl.updates import *
 
@@ -69,6 +74,7 @@ _MODULES = {
     """,
     "schedules": "Constant Cosine FractionalCosine Schedule",
     "system": "Availability Device DiurnalDropout RandomDropout SystemModel UnevenDropout",
+    "task": "Classification MultiLabel Regression Segmentation Task",
     "round": "Federation Round",
     "run": "Run",
     "trainer": "FederatedTrainer",

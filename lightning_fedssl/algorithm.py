@@ -30,7 +30,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from lightning_fedssl import sampling
@@ -48,6 +47,7 @@ from lightning_fedssl.round import Federation, Round
 from lightning_fedssl.schedules import Constant, Schedule
 from lightning_fedssl.state import Batch, ClientStore, ClientUpdate, ServerState, is_local
 from lightning_fedssl.storage.named_value import arguments_in
+from lightning_fedssl.task import ONE_CLASS, Classification, Task
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -101,6 +101,8 @@ class FederatedAlgorithm(LightningModule):
         in_shape: (channels, height, width) of an image; taken from the data if left out.
 
     Attributes:
+        tasks: What the method can predict; a trainer refuses data of another task.
+        task: What is predicted, with its losses and labels; a trainer takes it from the data.
         current_round: The present round of the run.
         federation: What the method may ask of the run; a trainer sets it.
         scalars: Where :meth:`log` sends its scalars.
@@ -119,9 +121,11 @@ class FederatedAlgorithm(LightningModule):
     """
 
     local_modules: ClassVar[frozenset[str]] = frozenset()
+    tasks: ClassVar[tuple[type[Task], ...]] = ONE_CLASS
     trains_clients: ClassVar[bool] = True
     steps_per_round: int | None = None
     clients_use_statistics: bool = False
+    task: Task = Classification()
     federation: Federation
     server: ServerState
     network: nn.Module
@@ -248,7 +252,11 @@ class FederatedAlgorithm(LightningModule):
             torch.default_generator.manual_seed(
                 sampling.derive_key(sampling.global_seed(), "initial weights")
             )
-            self.network = build_network(self.network_factory, self.num_classes, (*self.in_shape,))
+            in_shape = (*self.in_shape,)
+            out_shape = self.task.output_shape(self.num_classes, in_shape)
+            self.network = build_network(
+                self.network_factory, self.num_classes, in_shape, out_shape
+            )
         if self.init_from is not None:
             load_weights(self.network, self.init_from, self.init_except)
         freeze_weights(self.network, self.freeze_patterns, "model.freeze")
@@ -269,6 +277,12 @@ class FederatedAlgorithm(LightningModule):
         if self.init_head != "random":
             batches = map(data.plain, data.labeled.split(data.chunk))
             labels = data.labels if self.init_head == "labels" else None
+            require(
+                labels is None or isinstance(self.task, Classification),
+                "init_head",
+                self.init_head,
+                "logistic regression needs one class a sample; give random or zero",
+            )
             start_head(self.network, self.num_classes or 1, batches, labels)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -316,7 +330,7 @@ class FederatedAlgorithm(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """The loss of a client's batch.
 
-        None skips the batch. By default cross-entropy on labelled images.
+        None skips the batch. By default the task's loss on labelled images: cross-entropy.
 
         As in Lightning it may also be in a dictionary, as ``{"loss": loss}``. Attributes must not
         be changed: clients that train together (``trainer.clients_at_once``) share them.
@@ -325,7 +339,7 @@ class FederatedAlgorithm(LightningModule):
             batch: The tensors of a step.
             batch_idx: The step, from 0.
         """
-        return F.cross_entropy(self(batch["x"]), batch["y"])
+        return self.task.labeled_loss(self(batch["x"]), batch["y"])
 
     def state_owner(self, client: int) -> int:
         """The number under which ``self.clients`` stores a client's optimizer state: by default the
@@ -354,8 +368,8 @@ class FederatedAlgorithm(LightningModule):
         return labeled_work(data, self.server_epochs)
 
     def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """The loss of a server's batch: cross-entropy on labelled images."""
-        return F.cross_entropy(self(batch["x"]), batch["y"])
+        """The loss of a server's batch: the task's, on labelled images."""
+        return self.task.labeled_loss(self(batch["x"]), batch["y"])
 
     def client_weight(self, update: ClientUpdate) -> float:
         """The weight of an update in the average: its number of images, or 1 with
@@ -450,13 +464,13 @@ class FederatedAlgorithm(LightningModule):
         return self._evaluation_step(batch, "test")
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Class probabilities, ``(batch, classes)``."""
-        return torch.softmax(self(batch[0]).float(), dim=-1)
+        """Class probabilities ``(batch, classes)``, or what else the task predicts."""
+        return self.task.probabilities(self(batch[0]).float())
 
     def _evaluation_step(self, batch: tuple[Tensor, Tensor], stage: str) -> Tensor:
         x, y = batch
         logits: Tensor = self(x)
-        self.log(f"{stage}/loss", F.cross_entropy(logits, y), batch_size=len(y))
+        self.log(f"{stage}/loss", self.task.labeled_loss(logits, y), batch_size=len(y))
         return logits
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:

@@ -187,7 +187,8 @@ def labeled_work(
     def make_batch(rows: Tensor, visits: Visits) -> Batch:
         images = data.labeled[rows]
         x = data.plain(images) if view == "plain" else augment(images, "labeled", visits=visits)
-        return {"x": x, "y": data.labels[rows]}
+        y = data.labels[rows]
+        return {"x": x, "y": y if view == "plain" else data.target(y, "labeled", visits=visits)}
 
     def order(epoch: int) -> Tensor:
         if not shuffle:
@@ -260,7 +261,8 @@ def paired_work(
         return width, make(chosen.flatten(), steps, first * width) if width else {}
 
     def labeled_part(rows: Tensor, steps: Tensor, start: int) -> Batch:
-        return {"x": data.weak(data.labeled[rows], "labeled", start=start), "y": data.labels[rows]}
+        x = data.weak(data.labeled[rows], "labeled", start=start)
+        return {"x": x, "y": data.target(data.labels[rows], "labeled", start=start)}
 
     def unlabeled_part(rows: Tensor, steps: Tensor, start: int) -> Batch:
         beside = unlabeled(rows, steps) if unlabeled else {}

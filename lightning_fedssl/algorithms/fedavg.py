@@ -28,6 +28,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.functional.losses import proximal_term
 from lightning_fedssl.interop import FitsLightningModule, federation
 from lightning_fedssl.state import Batch
+from lightning_fedssl.task import ANY_TASK
 
 
 class FedAvg(ServerPhases):
@@ -38,6 +39,8 @@ class FedAvg(ServerPhases):
         kwargs: The arguments of
             :class:`~lightning_fedssl.algorithms.common.server_phases.ServerPhases`.
     """
+
+    tasks = ANY_TASK
 
     def __init__(self, prox_mu: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -97,7 +100,7 @@ class FedAvg(ServerPhases):
         super().check_data(data)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Cross-entropy, with FedProx's proximal term."""
+        """The task's loss, with FedProx's proximal term."""
         loss = super().training_step(batch, batch_idx)
         return loss if loss is None else self.with_proximal_term(loss)
 

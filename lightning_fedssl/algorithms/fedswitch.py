@@ -49,6 +49,7 @@ from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.schedules import Cosine, Schedule
 from lightning_fedssl.state import Batch
+from lightning_fedssl.task import ONE_CLASS
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
@@ -77,6 +78,7 @@ class FedSwitch(FixMatch):
         kwargs: The arguments of :class:`~lightning_fedssl.algorithms.fixmatch.FixMatch`.
     """
 
+    tasks = ONE_CLASS
     teacher: Teacher
 
     def __init__(

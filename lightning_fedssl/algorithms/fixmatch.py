@@ -29,7 +29,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.server_phases import ServerPhases
@@ -38,10 +37,10 @@ from lightning_fedssl.algorithms.fedavg import FedAvg
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.batch_norm import evaluating
-from lightning_fedssl.functional.losses import consistency_loss
-from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_work import LocalWork, labeled_work, side_by_side, unlabeled_work
 from lightning_fedssl.state import Batch
+from lightning_fedssl.task import CONFIDENT
 
 
 class FixMatch(FedAvg):
@@ -61,6 +60,8 @@ class FixMatch(FedAvg):
         server_epochs: Epochs of the server over its labelled images, where it has some.
         kwargs: The arguments of FedAvg: ``prox_mu`` and those of the server's phases.
     """
+
+    tasks = CONFIDENT
 
     def __init__(
         self,
@@ -131,13 +132,13 @@ class FixMatch(FedAvg):
         return self.with_proximal_term(sum(terms[1:], start=terms[0]))
 
     def labeled_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss of labelled images at clients and server, before lambda_s: cross-entropy.
+        """The loss of labelled images at clients and server, before lambda_s: the task's.
 
         Args:
             logits: ``(batch, classes)``.
             labels: ``(batch,)``.
         """
-        return F.cross_entropy(logits, labels)
+        return self.task.labeled_loss(logits, labels)
 
     def label(self, logits: Tensor, x_weak: Tensor) -> PseudoLabels:
         """Pseudo-labels of the weak views.
@@ -146,7 +147,7 @@ class FixMatch(FedAvg):
             logits: ``(batch, classes)``, without gradient.
             x_weak: The weak views, ``(batch, channels, height, width)``.
         """
-        return pseudo_label(logits, self.threshold)
+        return self.task.label(logits, self.threshold)
 
     def unlabeled_loss(self, logits: Tensor, pseudo: PseudoLabels) -> Tensor:
         """The loss of the strong views, before lambda_u: ``sum(mask CE(strong, label)) / batch``.
@@ -155,7 +156,7 @@ class FixMatch(FedAvg):
             logits: ``(batch, classes)``.
             pseudo: The labels of the same images.
         """
-        return consistency_loss(logits, pseudo)
+        return self.task.consistency_loss(logits, pseudo)
 
     def label_batch(self, batch: Batch) -> PseudoLabels | None:
         """Label the weak views in a separate pass in evaluation mode.

@@ -31,16 +31,16 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
-from torch.nn import functional as F
 
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.server_phases import ServerPhases
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
-from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_work import LocalWork, epochs_of
 from lightning_fedssl.state import Batch, ClientUpdate
+from lightning_fedssl.task import CONFIDENT
 
 _PASS = 250
 """Images per forward pass when a client labels its images."""
@@ -114,15 +114,18 @@ class GlobalLabels(ServerPhases):
     def label_images(self, data: LocalData) -> PseudoLabels:
         """Labels of all the client's unlabelled images by the working module in eval mode, one weak
         view each.
+
+        With a label for every pixel the view is plain, and training moves the labels.
         """
         self.eval()
         starts = range(0, len(data.unlabeled), _PASS)
         parts = data.unlabeled.split(_PASS)
-        logits = [
-            self(data.weak(part, "labeling", start=start))
+        views = (
+            data.plain(part) if self.task.per_pixel else data.weak(part, "labeling", start=start)
             for part, start in zip(parts, starts, strict=True)
-        ]
-        return pseudo_label(torch.cat(logits).to(data.dtype), self.threshold, soft=self.soft_labels)
+        )
+        logits = torch.cat([self(view) for view in views]).to(data.dtype)
+        return self.task.label(logits, self.threshold, soft=self.soft_labels)
 
     def epochs_over(
         self,
@@ -168,6 +171,8 @@ class SemiFL(GlobalLabels):
             tau, the numbers of epochs E, the server's momentum and phase.
     """
 
+    tasks = CONFIDENT
+
     def __init__(
         self,
         mixup_alpha: float = 0.75,
@@ -187,6 +192,12 @@ class SemiFL(GlobalLabels):
         self.soft_labels = soft_labels
         self.mix_order = mix_order
         self.mix_resample = mix_resample
+
+    def check_data(self, data: FederatedDataModule) -> None:
+        """Refuse probabilities of pixels as labels, which views cannot move."""
+        super().check_data(data)
+        moved = self.soft_labels and data.task.per_pixel
+        checks.require(not moved, "soft_labels", True, "labels of pixels are classes: leave it out")
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Pseudo-label the images, build D_fix and D_mix.
@@ -211,21 +222,22 @@ class SemiFL(GlobalLabels):
         """
         if self.pseudo_label_source == "local":
             return self._local_label_step(batch)
-        loss = F.cross_entropy(self(batch["x_strong"]), batch["y_fix"])
+        loss = self.task.loss(self(batch["x_strong"]), batch["y_fix"])
         if self.mix_weight == 0:
             return loss
         logits = self(mixup(batch["x_weak"], batch["x_mix"], batch["ratio"]))
-        return loss + self.mix_weight * mixup_cross_entropy(
-            logits, batch["y_fix"], batch["y_mix"], batch["ratio"]
-        )
+        losses, other = (self.task.entry_losses(logits, batch[y]) for y in ("y_fix", "y_mix"))
+        return loss + self.mix_weight * mixup(losses, other, batch["ratio"]).mean()
 
     def _fix_mix_work(self, data: LocalData) -> LocalWork:
         """Batches with images of D_fix and D_mix, labelled once by the received model."""
         pseudo = self.label_images(data)
-        fix = pseudo.mask.nonzero().squeeze(1)
+        targets = self.task.confident_targets(pseudo)
+        fix = self.task.has_confident(pseudo).nonzero().squeeze(1)
 
         def make_batch(rows: Tensor, visits: Visits) -> Batch:
-            x_fix, y_fix = data.unlabeled[fix[rows]], pseudo.labels[fix[rows]]
+            x_fix = data.unlabeled[fix[rows]]
+            y_fix = data.target(targets[fix[rows]], "weak", visits=visits)
             batch = {"x_strong": data.strong(x_fix, "strong", visits=visits), "y_fix": y_fix}
             if self.mix_weight == 0:
                 return batch
@@ -236,7 +248,7 @@ class SemiFL(GlobalLabels):
             return batch | {
                 "x_weak": data.weak(x_fix, "weak", visits=visits),
                 "x_mix": data.weak(data.unlabeled[mix], mix_purpose, visits=visits),
-                "y_mix": pseudo.labels[mix],
+                "y_mix": data.target(pseudo.labels[mix], mix_purpose, visits=visits),
                 "ratio": visits.select(lambda epoch: self._ratios(data, len(fix), epoch)),
             }
 
@@ -282,11 +294,13 @@ class SemiFL(GlobalLabels):
         A batch without any is skipped.
         """
         with torch.no_grad():
-            pseudo = pseudo_label(self(batch["x_weak"]), self.threshold, soft=self.soft_labels)
+            pseudo = self.task.label(self(batch["x_weak"]), self.threshold, soft=self.soft_labels)
         self.log("client/mask_rate", pseudo.mask.double().mean(), batch_size=len(pseudo.mask))
-        if not pseudo.mask.any():
+        used = self.task.has_confident(pseudo)
+        if not used.any():
             return None
-        return F.cross_entropy(self(batch["x_strong"][pseudo.mask]), pseudo.labels[pseudo.mask])
+        targets = self.task.confident_targets(pseudo)[used]
+        return self.task.loss(self(batch["x_strong"][used]), targets)
 
 
 def mixup(x: Tensor, other: Tensor, ratio: Tensor) -> Tensor:
@@ -299,20 +313,3 @@ def mixup(x: Tensor, other: Tensor, ratio: Tensor) -> Tensor:
     """
     ratio = ratio.reshape(-1, *[1] * (x.dim() - 1))
     return ratio * x + (1 - ratio) * other
-
-
-def mixup_cross_entropy(
-    logits: Tensor, target: Tensor, other_target: Tensor, ratio: Tensor
-) -> Tensor:
-    """Batch mean of ``ratio * CE(logits, target) + (1 - ratio) * CE(logits, other_target)`` (SemiFL
-    Eq. 5).
-
-    Args:
-        logits: ``(batch, classes)``.
-        target: ``(batch,)`` classes or ``(batch, classes)`` probabilities.
-        other_target: As ``target``, of the images mixed in.
-        ratio: lambda, ``(batch,)``.
-    """
-    loss = F.cross_entropy(logits, target, reduction="none")
-    other_loss = F.cross_entropy(logits, other_target, reduction="none")
-    return (ratio * loss + (1 - ratio) * other_loss).mean()

@@ -17,6 +17,7 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.local_work import LocalWork, labeled_work
+from lightning_fedssl.task import ANY_TASK
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
@@ -37,6 +38,7 @@ class Supervised(FederatedAlgorithm):
         kwargs: The arguments every algorithm takes; those of clients have no effect.
     """
 
+    tasks = ANY_TASK
     trains_clients: ClassVar[bool] = False
 
     def __init__(

@@ -23,12 +23,10 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.fixmatch import FixMatch
-from lightning_fedssl.functional.losses import kl_divergence, masked_cross_entropy
-from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 
 Annealing = Literal["none", "log", "linear", "exp"]
 
@@ -76,16 +74,18 @@ class UDA(FixMatch):
 
         0 if there is none.
         """
-        chance = 1 / logits.shape[-1]
-        known = F.softmax(logits.detach(), dim=-1).gather(-1, labels[:, None]).squeeze(-1)
-        return masked_cross_entropy(logits, labels, known <= self.released * (1 - chance) + chance)
+        found, chance = self.task.true_probability(logits.detach(), labels)
+        losses = self.task.entry_losses(logits, labels)
+        used = (found <= self.released * (1 - chance) + chance) & self.task.known(labels)
+        weights = used.to(losses.dtype)
+        return (losses * weights).sum() / weights.sum().clamp(min=1)
 
     def label(self, logits: Tensor, x_weak: Tensor) -> PseudoLabels:
         """Sharpened probabilities ``(batch, classes)``, with the mask of the unsharpened ones."""
-        return pseudo_label(logits, self.threshold)._replace(
-            labels=F.softmax(logits / self.temperature, dim=-1)
+        return self.task.label(logits, self.threshold)._replace(
+            labels=self.task.probabilities(logits / self.temperature)
         )
 
     def unlabeled_loss(self, logits: Tensor, pseudo: PseudoLabels) -> Tensor:
         """``sum(mask KL(label || strong)) / batch``."""
-        return (kl_divergence(logits, pseudo.labels) * pseudo.mask).mean()
+        return (self.task.divergences(logits, pseudo.labels) * pseudo.mask).mean()

@@ -35,12 +35,14 @@ from lightning_fedssl.data.sources.lightning_data import FromLightning
 from lightning_fedssl.data.sources.reading import Reading
 from lightning_fedssl.data.sources.table import Table
 from lightning_fedssl.models.backbones import Backbone
+from lightning_fedssl.task import Classification, Task
 
 _HASHED_AT_ONCE = 1024
 """Samples of which bytes are copied at a time."""
 
 _OF_SETUP = (
     "source",
+    "task",
     "root",
     "num_clients",
     "num_labels",
@@ -76,6 +78,8 @@ class FederatedDataModule(LightningDataModule):
             image_size for ImageTable; or a source of data by class: Datasets, Arrays, Table,
             ImageTable, SiteFolders, BreastCancer, Signals, or a class of your own derived from
             DataSource; or a Lightning data module.
+        task: What is predicted: Classification (default), MultiLabel, Segmentation, Regression, or
+            a class of your own derived from Task.
         root: The data folder, as torchvision lays it out; for image_folder it holds train/<class>/,
             test/<class>/ and, if there are images for validation or without labels,
             validation/<class>/ (or val/<class>/) and unlabeled/.
@@ -133,6 +137,7 @@ class FederatedDataModule(LightningDataModule):
         | LightningDataModule
         | str
         | Path = "digits",  # with Path, jsonargparse reads no file
+        task: Task | None = None,
         root: str = "data",
         download: bool = False,
         num_clients: int = 100,
@@ -155,6 +160,7 @@ class FederatedDataModule(LightningDataModule):
         cache_dir: str | None = None,
     ) -> None:
         super().__init__()
+        self.task = task or Classification()
         self.root = root
         self.predict_root = predict_root
         self.download = download
@@ -183,9 +189,15 @@ class FederatedDataModule(LightningDataModule):
             self.spec = datasets.SPECS[datasets.canonical_name(str(dataset))]
         else:
             self.source.cache_dir = cache_dir
+            self.source.task = self.task
             self.spec = self.source.describe()
         if resize is not None and not (self.spec.pixels and backbone is None):
             raise ValueError("data.resize is for 8-bit images without data.backbone; leave it out")
+        if self.task.per_pixel and (resize is not None or backbone is not None):
+            raise ValueError(
+                "data.resize, data.backbone: a target for every pixel needs the stored pixels; "
+                "leave both out"
+            )
         if isinstance(normalize, dict) and (
             backbone is not None or {len(v) for v in normalize.values()} != {self.spec.in_shape[0]}
         ):
@@ -250,6 +262,7 @@ class FederatedDataModule(LightningDataModule):
             unlabeled_client_ids=unlabeled_client_ids, class_names=class_names,
         )  # fmt: skip
         if any(source.ids[part] is not None for part in ("train", "unlabeled")):
+            source.task = rest.get("task") or source.task
             count = len(source.load().spec.client_names)
             rest = {"partition": NaturalClients(), "num_clients": count, **rest}
         return cls(source, weak=weak, strong=strong, **rest)
@@ -330,6 +343,15 @@ class FederatedDataModule(LightningDataModule):
         return self.spec.class_names
 
     @property
+    def strata_names(self) -> tuple[str, ...]:
+        """The classes by which a partition sees the samples; of a classification its own."""
+        return self.task.strata_names(self.class_names)
+
+    def strata(self, split: ImageSplit) -> Tensor:
+        """The class of every sample for partition, balance and validation, ``(N,)``."""
+        return self.task.strata(split.labels, self.num_classes)
+
+    @property
     def client_names(self) -> tuple[str, ...]:
         """The names of the clients where the data have clients of their own and keep them.
 
@@ -392,13 +414,19 @@ class FederatedDataModule(LightningDataModule):
         if getattr(self, "_set_up_with", None) == wanted:
             return
         name = self.spec.name if self.source is None else type(self.source).__name__
-        loaded = check_loaded(LoadedData(*self._load()), name)
+        loaded = check_loaded(LoadedData(*self._load()), name, self.task)
         self.spec = loaded.spec
         self._report(loaded)
         for stale in ("_extractor", "_width"):
             vars(self).pop(stale, None)
         self._train = loaded.train
-        self._test = limit_test(loaded.test, self.max_test_images, self.num_classes, seed)
+        self._test = limit_test(
+            loaded.test,
+            self.strata(loaded.test),
+            self.max_test_images,
+            len(self.strata_names),
+            seed,
+        )
         self._own_validation = None if self.validation in ("test", 0) else loaded.validation
         self._own_hash: str | None = None
         self._partition(seed)
@@ -422,14 +450,24 @@ class FederatedDataModule(LightningDataModule):
 
     def _report(self, loaded: LoadedData) -> None:
         """Completes the report of what was read."""
-        self.reading.inspect(*loaded)
+
+        def by_stratum(split: ImageSplit) -> ImageSplit:
+            return replace(split, labels=self.strata(split))
+
+        self.reading.inspect(
+            replace(loaded.spec, class_names=self.strata_names),
+            by_stratum(loaded.train),
+            by_stratum(loaded.test),
+            loaded.validation and by_stratum(loaded.validation),
+        )
         if self.source is not None:  # published data are taken as they are
             self.reading.warn_of_leak(loaded.train, loaded.test)
 
     def _partition(self, seed: int) -> None:
         """Holds out the validation images, and assigns the others to server and clients."""
         fraction = 0.0 if self._own_validation is not None else self.validation
-        labels, clients = self._train.labels, self._train.client_ids
+        labels, clients = self.strata(self._train), self._train.client_ids
+        num_classes = len(self.strata_names)
         if clients is not None and self.partition is self._mixed:
             count = int(clients.max()) + 1
             rank_zero_warn(
@@ -437,11 +475,11 @@ class FederatedDataModule(LightningDataModule):
                 "data.dataset names; give data.partition: NaturalClients with data.num_clients: "
                 f"{count}, or data.partition: Iid"
             )
-        rows = choose_rows(labels, self.num_classes, seed, fraction, self.max_train_images)
+        rows = choose_rows(labels, num_classes, seed, fraction, self.max_train_images)
         self._validation = rows.validation
         asked = SplitRequest(
             rows.available,
-            self.num_classes,
+            num_classes,
             self.num_clients,
             self.num_labels,
             self.label_location,
@@ -465,10 +503,10 @@ class FederatedDataModule(LightningDataModule):
         self.split = split
         self.statistics = statistics(
             split,
-            self._train.labels,
-            self.num_classes,
+            self.strata(self._train),
+            len(self.strata_names),
             self.spec.noun,
-            self.class_names,
+            self.strata_names,
             self.client_names,
         )
         clients, self._server = split.client_list, split.server_labeled
@@ -742,7 +780,7 @@ class FederatedDataModule(LightningDataModule):
         """The views of stored samples, before a backbone or a change of size."""
         mean, std = self.normalization
         spec = replace(self.spec, mean=mean, std=std)
-        return views_of(spec, self.weak, self.strong, dtype)
+        return views_of(spec, self.weak, self.strong, dtype, self.task.per_pixel)
 
     @property
     def normalization(self) -> Moments:

@@ -31,7 +31,8 @@ class ImageSplit:
 
     Attributes:
         images: uint8 ``(N, channels, height, width)``, or float32 numbers ``(N, ...)``.
-        labels: int64 ``(N,)``, in 0..num_classes-1; -1 for a training sample without a label.
+        labels: The targets, as the task has them: of a classification int64 ``(N,)``, in
+            0..num_classes-1; -1 for a training sample without a label.
         client_ids: The natural client of every image, int64 ``(N,)``, -1 for none; None if the data
             have none.
         files: The file of every image, for ``predictions.csv``; empty if they are not known.

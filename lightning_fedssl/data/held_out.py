@@ -61,18 +61,21 @@ def choose_rows(
     return TrainingRows(validation, available, without_label)
 
 
-def limit_test(test: ImageSplit, most: int | None, num_classes: int, seed: int) -> ImageSplit:
+def limit_test(
+    test: ImageSplit, labels: Tensor, most: int | None, num_classes: int, seed: int
+) -> ImageSplit:
     """At most ``most`` test images, balanced over the classes.
 
     Args:
         test: All test images.
+        labels: The class of each, ``(N,)``.
         most: ``data.max_test_images``.
         num_classes: Number of classes.
         seed: The run's seed.
     """
     if most is None or most >= len(test.labels):
         return test
-    kept = choose_balanced(test.labels, most, num_classes, sampling.rng(seed, "max_test_images"))
+    kept = choose_balanced(labels, most, num_classes, sampling.rng(seed, "max_test_images"))
     clients = None if test.client_ids is None else test.client_ids[kept]
     files = tuple(test.files[row] for row in kept.tolist()) if test.files else ()
     return ImageSplit(test.images[kept], test.labels[kept], clients, files)

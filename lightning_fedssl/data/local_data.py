@@ -37,12 +37,15 @@ class Views:
         weak: The data set's weak augmentation (alpha in the papers), normalised.
         strong: The strong augmentation (A in the papers), normalised.
         enlargement: Numbers of a view for each number of the image.
+        target: Moves targets of pixels ``(n, height, width)`` as the weak view with the same keys
+            moves their images; None where views move no target.
     """
 
     plain: ViewFunction
     weak: ViewFunction
     strong: ViewFunction
     enlargement: float = 1
+    target: ViewFunction | None = None
 
 
 class Span(NamedTuple):
@@ -90,7 +93,7 @@ class LocalData:
         images: All training images of the run, uint8 ``(N, channels, height, width)``; shared, on
             the device.
         labeled: Indices of this party's labelled images, ``(labelled,)``.
-        labels: Their labels, ``(labelled,)``.
+        labels: Their labels, ``(labelled,)``, or targets of another task, ``(labelled, ...)``.
         unlabeled: Indices of this party's unlabelled images, ``(unlabelled,)``.
         batch_size: Images per local step.
         views: The views of the data set.
@@ -157,8 +160,30 @@ class LocalData:
         start: int = 0,
         visits: Visits | None = None,
     ) -> Tensor:
-        """Strongly augmented images; draws as in :meth:`weak`."""
+        """Strongly augmented images; draws as in :meth:`weak`.
+
+        Where pixels have targets, the strong view ``strong`` of an image has the geometry of its
+        view ``weak``, so that labels of one fit the other.
+        """
+        if self.views.target is not None and purpose == "strong":
+            purpose = "weak"
         return self._view(self.views.strong, indices, (purpose, *more), start, visits)
+
+    def target(
+        self, targets: Tensor, purpose: str, start: int = 0, visits: Visits | None = None
+    ) -> Tensor:
+        """Targets of views: of pixels as the view of the same purpose, place and epoch moves its
+        image, others as they are.
+
+        Args:
+            targets: ``(n, ...)``.
+            purpose: That of the view.
+            start: Place of the first image in its epoch.
+            visits: Epochs and places.
+        """
+        if self.views.target is None:
+            return targets
+        return self.views.target(targets, self._view_keys((purpose,), start, len(targets), visits))
 
     def _view(
         self,
@@ -170,16 +195,17 @@ class LocalData:
     ) -> Tensor:
         if view is self.views.plain:  # no augmentation, so no random numbers
             return self.plain(indices)
-        if visits is None:
-            keys = self._keys(purpose, start, len(indices))
-        else:
-            keys = _joined(
-                [
-                    self._keys((*purpose, epoch), first, length)
-                    for epoch, first, length in visits.spans
-                ]
-            )
+        keys = self._view_keys(purpose, start, len(indices), visits)
         return view(self.images.index_select(0, indices), keys).to(self.dtype)
+
+    def _view_keys(
+        self, purpose: tuple[str | int, ...], start: int, count: int, visits: Visits | None
+    ) -> Tensor:
+        if visits is None:
+            return self._keys(purpose, start, count)
+        return _joined(
+            [self._keys((*purpose, epoch), first, length) for epoch, first, length in visits.spans]
+        )
 
     def _keys(self, purpose: tuple[str | int, ...], start: int, count: int) -> Tensor:
         name, *more = purpose

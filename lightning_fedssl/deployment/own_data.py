@@ -27,8 +27,9 @@ from lightning_fedssl.data.held_out import choose_rows
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit
 from lightning_fedssl.data.sources.arrays import as_tensor, as_values, load_arrays
-from lightning_fedssl.data.sources.base import DataSource, check_labels, read_csv
+from lightning_fedssl.data.sources.base import DataSource, read_csv
 from lightning_fedssl.data.sources.reading import NO_LABEL, Reading
+from lightning_fedssl.task import check_labels
 
 
 @dataclass(frozen=True, eq=False)

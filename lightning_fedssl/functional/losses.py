@@ -58,10 +58,10 @@ def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """Cross-entropy of each image against probabilities: ``(batch,)``.
 
     Args:
-        logits: ``(batch, classes)``.
-        target: ``(batch, classes)``.
+        logits: ``(batch, classes)``, or of pixels ``(batch, classes, height, width)``.
+        target: In the shape of the logits.
     """
-    return -(target * F.log_softmax(logits, dim=-1)).sum(dim=-1)
+    return -(target * F.log_softmax(logits, dim=1)).sum(dim=1)
 
 
 def kl_divergence(logits: Tensor, target: Tensor) -> Tensor:
@@ -69,10 +69,10 @@ def kl_divergence(logits: Tensor, target: Tensor) -> Tensor:
     softmax)``: ``(batch,)``.
 
     Args:
-        logits: ``(batch, classes)``.
-        target: ``(batch, classes)``.
+        logits: ``(batch, classes)``, or of pixels ``(batch, classes, height, width)``.
+        target: In the shape of the logits.
     """
-    return soft_cross_entropy(logits, target) + torch.xlogy(target, target).sum(dim=-1)
+    return soft_cross_entropy(logits, target) + torch.xlogy(target, target).sum(dim=1)
 
 
 def kl_to_uniform(logits: Tensor) -> Tensor:

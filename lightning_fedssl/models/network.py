@@ -72,9 +72,12 @@ function by path."""
 
 
 def build_network(
-    factory: Callable[..., nn.Module], num_classes: int, in_shape: InShape
+    factory: Callable[..., nn.Module],
+    num_classes: int,
+    in_shape: InShape,
+    out_shape: InShape | None = None,
 ) -> nn.Module:
-    """Build a network for the data and check once that it gives one logit per class.
+    """Build a network for the data and check once that its output has the right shape.
 
     The factory is called with those of ``num_classes``, ``in_shape`` and ``in_channels`` that it
     accepts. A factory with ``**kwargs`` (such as torchvision's and timm's functions) gets
@@ -87,16 +90,17 @@ def build_network(
             module, and what a function returns, is copied, so that no two networks share weights.
         num_classes: Classes of the data.
         in_shape: Shape of one image, ``(channels, height, width)``.
+        out_shape: Shape of its output; ``(num_classes,)`` if left out.
 
     Raises:
         ValueError: The configuration contradicts the data, the network cannot take the images, or
-            its output is not ``(2, num_classes)``.
+            its output is not ``(2, *out_shape)``.
     """
     if isinstance(factory, nn.Module):
         network: nn.Module = copy.deepcopy(factory)
     else:
         network = _constructed(factory, _arguments(factory, num_classes, in_shape))
-    _check_output(network, num_classes, in_shape)
+    _check_output(network, out_shape or (num_classes,), in_shape)
     complete_when_loaded(network)
     accept_single_values(network)
     return network
@@ -176,8 +180,8 @@ def _target(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     return factory
 
 
-def _check_output(network: nn.Module, num_classes: int, in_shape: InShape) -> None:
-    name = type(network).__name__
+def _check_output(network: nn.Module, out_shape: InShape, in_shape: InShape) -> None:
+    name, num_classes, wanted = type(network).__name__, out_shape[0], (2, *out_shape)
     try:
         with evaluating(network):
             output = network(_black_images(network, in_shape))
@@ -191,13 +195,13 @@ def _check_output(network: nn.Module, num_classes: int, in_shape: InShape) -> No
         raise ValueError(
             f"model.network: {name} gave {type(output).__name__} for two samples of shape "
             f"{in_shape}, and no "
-            f"tensor; let forward return the logits alone, here of shape (2, {num_classes})."
+            f"tensor; let forward return the logits alone, here of shape {wanted}."
         )
-    if (shape := tuple(output.shape)) != (2, num_classes):
+    if (shape := tuple(output.shape)) != wanted:
         raise ValueError(
             f"model.network: {name} gave {shape} for two samples of shape {in_shape}, but "
             f"{num_classes} classes need "
-            f"(2, {num_classes}). Set num_classes: {num_classes} in model.network.init_args, or "
+            f"{wanted}. Set num_classes: {num_classes} in model.network.init_args, or "
             "whatever argument of "
             "this network sets the number of its outputs."
         )

@@ -74,7 +74,10 @@ def evaluate(trainer: Run, stage: Literal["validate", "test"]) -> dict[str, floa
     """
     algorithm, prefix = trainer.algorithm, "val" if stage == "validate" else "test"
     scores = EvaluationMetrics(
-        trainer.metrics, trainer.datamodule.num_classes, trainer.fabric.world_size
+        trainer.metrics,
+        trainer.datamodule.num_classes,
+        trainer.fabric.world_size,
+        algorithm.task,
     )
     trainer.folder.use()
     _load_evaluated_model(trainer)

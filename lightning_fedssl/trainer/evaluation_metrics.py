@@ -21,12 +21,17 @@ from torchmetrics.classification import (
     MulticlassCalibrationError,
     MulticlassConfusionMatrix,
     MulticlassF1Score,
+    MulticlassJaccardIndex,
     MulticlassRecall,
+    MultilabelAveragePrecision,
+    MultilabelF1Score,
 )
+from torchmetrics.regression import MeanAbsoluteError, R2Score
 from torchmetrics.utilities.data import dim_zero_cat
 
 from lightning_fedssl.metrics import Gather
 from lightning_fedssl.storage.named_value import target_of
+from lightning_fedssl.task import Classification, Task
 
 MetricName = Literal["macro_f1", "recall", "auroc", "calibration_error", "confusion_matrix"]
 """The metrics that have a name of their own."""
@@ -126,6 +131,12 @@ _NAMED: dict[str, Callable[..., Metric]] = {
     "auroc": PresentAUROC,
     "calibration_error": partial(MulticlassCalibrationError, n_bins=15, norm="l1"),
     "confusion_matrix": MulticlassConfusionMatrix,
+    "iou": partial(MulticlassJaccardIndex, ignore_index=-1),
+    "dice": partial(MulticlassF1Score, average="macro", ignore_index=-1),
+    "average_precision": partial(MultilabelAveragePrecision, ignore_index=-1),
+    "f1": partial(MultilabelF1Score, ignore_index=-1),
+    "mae": MeanAbsoluteError,
+    "r2": R2Score,
 }
 
 
@@ -138,32 +149,37 @@ class EvaluationMetrics:
     """The metrics of one evaluation, equal on any number of ranks.
 
     Every metric is updated with class probabilities ``(batch, classes)`` in 64 bits and labels
-    ``(batch,)``. With several ranks each metric sees all batches in the order of the data, so any
-    metric of torchmetrics can be used: it needs no rule for combining ranks.
+    ``(batch,)``, or what else the task predicts. With several ranks each metric sees all batches in
+    the order of the data, so any metric of torchmetrics can be used: it needs no rule for combining
+    ranks.
 
     Args:
-        chosen: Names and factories, as in ``trainer.metrics``; accuracy and the share of the
-            largest class are always added.
+        chosen: Names and factories, as in ``trainer.metrics``; those of the task are always added.
         num_classes: Number of classes; 0 gives no metric.
         ranks: Number of ranks.
+        task: What is predicted.
 
     Raises:
         ValueError: If two metrics have the same name, or one does not exist or cannot be made.
     """
 
     def __init__(
-        self, chosen: Sequence[MetricName | MetricFactory], num_classes: int, ranks: int = 1
+        self,
+        chosen: Sequence[MetricName | MetricFactory],
+        num_classes: int,
+        ranks: int = 1,
+        task: Task | None = None,
     ) -> None:
+        self._task = task = task or Classification()
         self._metrics: dict[str, Metric] = {}
-        always = ("accuracy", "largest_class_share")
-        for one in (*always, *chosen) if num_classes else ():
+        _check_names([one for one in chosen if isinstance(one, str)], task)
+        for one in (*task.metrics, *chosen) if num_classes else ():
             name, metric = _make(one, num_classes)
             if name in self._metrics:
                 raise ValueError(
                     f"trainer.metrics: two metrics have the name {name}; give each only once. "
-                    "accuracy and "
-                    "largest_class_share are always logged; one with other arguments needs a "
-                    "class with another name"
+                    f"{' and '.join(task.metrics)} are always logged; one with other arguments "
+                    "needs a class with another name"
                 )
             self._metrics[name] = metric
         self._ranks = ranks
@@ -177,7 +193,7 @@ class EvaluationMetrics:
             logits: ``(batch, classes)``.
             labels: ``(batch,)``.
         """
-        batch = (torch.softmax(logits.detach().double(), dim=-1), labels)
+        batch = (self._task.probabilities(logits.detach().double()), labels)
         if self._ranks == 1:
             self._feed(*batch)
         else:
@@ -218,6 +234,21 @@ class EvaluationMetrics:
             metric.to(probabilities.device).update(probabilities, labels)
 
 
+def _check_names(names: Sequence[str], task: Task) -> None:
+    """Refuse names of no metric, and those of one class a sample where the task has another."""
+    known = get_args(MetricName)
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(
+            f"trainer.metrics: there is no metric {unknown[0]!r}; give a list of "
+            f"{', '.join(known)}, or of metrics' classes"
+        )
+    if names and not isinstance(task, Classification):
+        raise ValueError(
+            f"trainer.metrics: {names[0]} is for Classification, and data.task is "
+            f"{type(task).__name__}; give a metric of torchmetrics by its class"
+        )
+
+
 def _as_tensor(name: str, value: object) -> Tensor:
     if not isinstance(value, (Tensor, float, int)) or torch.as_tensor(value).dim() > 2:
         raise ValueError(
@@ -245,17 +276,12 @@ def scalars(values: dict[str, Tensor]) -> dict[str, float]:
 
 
 def _make(chosen: str | Callable[..., Metric], num_classes: int) -> tuple[str, Metric]:
-    if isinstance(chosen, str) and chosen not in _NAMED:
-        known = ", ".join(get_args(MetricName))
-        raise ValueError(
-            f"trainer.metrics: there is no metric {chosen!r}; give a list of {known}, or of "
-            "metrics' classes"
-        )
     factory = _NAMED[chosen] if isinstance(chosen, str) else chosen
     target = target_of(factory)
     accepts = inspect.signature(target).parameters
     try:
-        metric = factory(**({"num_classes": num_classes} if "num_classes" in accepts else {}))
+        sizes = {"num_classes", "num_labels"} & accepts.keys()
+        metric = factory(**dict.fromkeys(sizes, num_classes))
     except Exception as error:
         raise ValueError(
             f"trainer.metrics: {getattr(target, '__name__', target)} cannot be made: {error}"
@@ -268,7 +294,7 @@ def _make(chosen: str | Callable[..., Metric], num_classes: int) -> tuple[str, M
         metric.validate_args = False  # a check would wait for the device at every batch
         metric.set_dtype(torch.float64)
         return chosen, metric
-    return _snake_case(type(metric).__name__.removeprefix("Multiclass")), metric
+    return _snake_case(re.sub("^Multi(class|label)", "", type(metric).__name__)), metric
 
 
 def _snake_case(name: str) -> str:

@@ -17,7 +17,7 @@ from lightning.pytorch.core.hooks import ModelHooks
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_fedssl import sampling
+from lightning_fedssl import algorithms, sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.callbacks import (
     CollapseDetector,
@@ -35,6 +35,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule, require_federa
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ServerState
+from lightning_fedssl.task import Task
 from lightning_fedssl.trainer import callback_list
 from lightning_fedssl.updates.rule import UpdateRule
 
@@ -95,6 +96,7 @@ def refuse_unsuitable_data(trainer: Run, stage: str, rules: Sequence[UpdateRule]
     algorithm, datamodule = trainer.algorithm, trainer.datamodule
     if stage != "fit":
         return
+    refuse_other_task(algorithm, datamodule.task)
     if trainer.selected > datamodule.num_clients:
         over = (
             f" (with trainer.faults.over_selection: {trainer.selected})"
@@ -118,6 +120,22 @@ def refuse_unsuitable_data(trainer: Run, stage: str, rules: Sequence[UpdateRule]
     algorithm.check_data(datamodule)
 
 
+def refuse_other_task(algorithm: FederatedAlgorithm, task: Task) -> None:
+    """Refuse a method that cannot train on the data's task.
+
+    Raises:
+        ValueError: Names methods that can.
+    """
+    if isinstance(task, algorithm.tasks):
+        return
+    methods = (getattr(algorithms, name) for name in algorithms.__all__)
+    able = [m.__name__ for m in methods if issubclass(type(task), getattr(m, "tasks", ()))]
+    raise ValueError(
+        f"data.task: {type(algorithm).__name__} cannot train on {type(task).__name__}; "
+        f"{', '.join(able)} can"
+    )
+
+
 def warn_of_what_costs(trainer: Run) -> None:
     """Warn of clients without images, of few validation images, and of bfloat16 on a processor that
     emulates it.
@@ -134,11 +152,11 @@ def warn_of_what_costs(trainer: Run) -> None:
     images = len(datamodule.validation_labels)
     if 0 < images < FEWEST_VALIDATION * datamodule.num_classes:
         _log.warning(
-            "there are %d validation %ss for %d classes: val/accuracy and the choice of the best "
+            "there are %d validation %ss for %d classes: val/%s and the choice of the best "
             "round are uncertain; "
             "give more labelled data, a larger data.validation, or, for a trial, data.validation: "
             "test",
-            images, datamodule.spec.noun, datamodule.num_classes,
+            images, datamodule.spec.noun, datamodule.num_classes, datamodule.task.monitor,
         )  # fmt: skip
     emulates = (
         platform.machine() == "x86_64" and "AVX512" not in torch.backends.cpu.get_cpu_capability()
@@ -172,6 +190,7 @@ def build_model(algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) 
                 "it"
             )
         setattr(algorithm, name, actual)
+    algorithm.task = datamodule.task
     algorithm.configure_model()
 
 

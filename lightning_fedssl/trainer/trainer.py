@@ -394,7 +394,8 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
         setup.refuse_unsuitable_data(self, stage, self.updates)
         if stage == "fit":
             setup.warn_of_what_costs(self)
-        EvaluationMetrics(self.metrics, datamodule.num_classes)  # refuses unusable ones at once
+        # Refuses unusable metrics at once.
+        EvaluationMetrics(self.metrics, datamodule.num_classes, task=datamodule.task)
         model.trainer = self
         is_new = stage == "fit" and not hasattr(model, "server")
         setup.prepare_model(self, model, datamodule)

@@ -14,6 +14,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_work import LocalWork, labeled_work, side_by_side, unlabeled_work
 from lightning_fedssl.models.teacher import Teacher
+from lightning_fedssl.task import ONE_CLASS
 
 
 class ReceivedModelLabels(FixMatch):
@@ -30,6 +31,7 @@ class ReceivedModelLabels(FixMatch):
         kwargs: The arguments of :class:`~lightning_fedssl.algorithms.fixmatch.FixMatch`.
     """
 
+    tasks = ONE_CLASS
     local_modules: ClassVar[frozenset[str]] = frozenset({"received"})
 
     def __init__(self, unlabeled_ratio: int = 2, client_epochs: float = 5, **kwargs: Any) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data.augment.randaugment import POOLS
-from lightning_fedssl.data.augment.views import STRONG, WEAK, make_views
+from lightning_fedssl.data.augment.views import STRONG, WEAK, TargetView, make_views
 from lightning_fedssl.data.datasets import DatasetSpec
 from lightning_fedssl.data.local_data import ViewFunction, Views
 
@@ -213,7 +213,11 @@ class _CustomView:
 
 
 def views_of(
-    spec: DatasetSpec, weak: Any, strong: Any, dtype: torch.dtype = torch.float32
+    spec: DatasetSpec,
+    weak: Any,
+    strong: Any,
+    dtype: torch.dtype = torch.float32,
+    per_pixel: bool = False,
 ) -> Views:
     """The views of a data set; see :func:`~lightning_fedssl.data.augment.views.make_views` for the
     named ones.
@@ -223,6 +227,7 @@ def views_of(
         weak: A name or a function.
         strong: A name or a function; ``none`` is the weak view.
         dtype: The type in which views and normalisation compute.
+        per_pixel: Whether every pixel has a target.
 
     Raises:
         ValueError: If a name does not fit the data; the message names both keys.
@@ -243,8 +248,14 @@ def views_of(
             f"{spec.in_shape}; give none, a shipped view (GaussianNoise, Scaling, TimeMask, "
             "FeatureMask) or a function"
         )
+    moves = weak != "none" if not isinstance(strong, str) else weak == "random_resized_crop"
+    if per_pixel and (moves or not isinstance(weak, str)):
+        raise ValueError(
+            "data.weak: with a target for every pixel give flip_crop, crop or none, which move "
+            "image and target alike, and none beside a function as data.strong"
+        )
     if isinstance(weak, str) and isinstance(strong, str):
-        return make_views(spec, weak, strong, dtype=dtype)
+        return make_views(spec, weak, strong, dtype=dtype, per_pixel=per_pixel)
     if strong in names:
         raise ValueError(
             f"data.strong: {strong} follows a named weak view; with a function as data.weak, give "
@@ -257,7 +268,8 @@ def views_of(
     strong_view = (
         weak_view if isinstance(strong, str) else _CustomView(strong, named.plain, spec, 1, dtype)
     )
-    return Views(named.plain, weak_view, strong_view)
+    still = TargetView([]) if per_pixel else None  # a function changes colours alone
+    return Views(named.plain, weak_view, strong_view, target=still)
 
 
 def check_view(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -71,6 +71,11 @@ class Pool:
     cutout: Callable[[Size], int] | None = None
     cutout_grey: int = GREY
     levels: tuple[int, int] | None = None
+
+    def photometric(self) -> Pool:
+        """The operations that move no pixel."""
+        moving = (ops.affine_nearest, ops.affine_bilinear, ops.affine_filled)
+        return replace(self, operations=tuple(o for o in self.operations if o.kernel not in moving))
 
     def code(self, name: str, magnitude: int) -> int:
         """The number of an operation at a signed magnitude.

@@ -232,6 +232,26 @@ class View:
         return images
 
 
+class TargetView:
+    """Moves a target for every pixel as a weak view moves its image.
+
+    Args:
+        stages: Those of the weak view.
+    """
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self.stages = tuple(stages)
+
+    def __call__(self, targets: Tensor, keys: Tensor) -> Tensor:
+        """Targets ``(n, height, width)`` of the views with ``keys`` ``(n,)``."""
+        counts = [stage.draws for stage in self.stages]
+        moved = targets[:, None]
+        numbers = sampling.uniform(keys, sum(counts))
+        for stage, draws in zip(self.stages, numbers.split(counts, dim=1), strict=True):
+            moved = stage(moved, draws)
+        return moved[:, 0]
+
+
 _DIGIT_SETS = ("digits", "mnist", "emnist")
 _NO_FLIP = (*_DIGIT_SETS, "svhn")
 _PADDING = {"mnist": 2}
@@ -243,7 +263,11 @@ STRONG = ("auto", *POOLS, "none")
 
 
 def make_views(
-    spec: DatasetSpec, weak: str = "auto", strong: str = "auto", dtype: torch.dtype = torch.float32
+    spec: DatasetSpec,
+    weak: str = "auto",
+    strong: str = "auto",
+    dtype: torch.dtype = torch.float32,
+    per_pixel: bool = False,
 ) -> Views:
     """The views of a data set.
 
@@ -256,14 +280,17 @@ def make_views(
             own, or ``none``: the weak view. ``auto`` is ``digits`` on digits, mnist and emnist and
             ``fixmatch`` elsewhere.
         dtype: The floating type of the views.
+        per_pixel: Whether every pixel has a target. Then a strong view has the geometry of the weak
+            view with the same keys, and moves nothing else.
     """
     normalize = Normalize(spec.mean, spec.std, dtype, 255 if spec.pixels else 1, len(spec.in_shape))
     first = weak_stages(spec, weak)
     weak_view: ViewFunction = View(first, normalize) if first else normalize
-    then = strong_stages(spec, strong)
-    skipped = sum(stage.draws for stage in first)
+    then = strong_stages(spec, strong, per_pixel)
+    skipped = 0 if per_pixel else sum(stage.draws for stage in first)
     strong_view = View([*first, *then], normalize, skipped) if then else weak_view
-    return Views(plain=normalize, weak=weak_view, strong=strong_view)
+    target = TargetView(first) if per_pixel else None
+    return Views(plain=normalize, weak=weak_view, strong=strong_view, target=target)
 
 
 def weak_stages(spec: DatasetSpec, weak: str = "auto") -> list[Stage]:
@@ -276,12 +303,12 @@ def weak_stages(spec: DatasetSpec, weak: str = "auto") -> list[Stage]:
     return [FlipCrop(flip, _PADDING.get(spec.name, min(spec.in_shape[1:]) // 8))]
 
 
-def strong_stages(spec: DatasetSpec, strong: str = "auto") -> list[Stage]:
+def strong_stages(spec: DatasetSpec, strong: str = "auto", per_pixel: bool = False) -> list[Stage]:
     """Stages that the strong view adds to a weak one; see :func:`make_views`."""
     if strong == "none":
         return []
     name = ("digits" if spec.name in _DIGIT_SETS else "fixmatch") if strong == "auto" else strong
-    pool = POOLS[name]
+    pool = POOLS[name].photometric() if per_pixel else POOLS[name]
     stages: list[Stage] = [RandAugment(pool)]
     if pool.cutout is not None:
         stages.append(Cutout(pool.cutout((spec.in_shape[-2], spec.in_shape[-1])), pool.cutout_grey))

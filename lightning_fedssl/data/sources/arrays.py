@@ -17,7 +17,6 @@ from lightning_fedssl.data.sources.base import (
     DataSource,
     LoadedData,
     check_finite,
-    check_labels,
     measure,
     number_clients,
 )
@@ -103,7 +102,8 @@ class Datasets(DataSource):
         samples, labels = {}, {}
         for part, dataset in self.parts.items():
             if dataset is not None:
-                samples[part], labels[part] = _read(part, dataset)
+                samples[part], targets = _read(part, dataset)
+                labels[part] = self.task.tidied(targets)
         for part, values in samples.items():
             if (
                 values.shape[1:] != samples["train"].shape[1:]
@@ -114,17 +114,19 @@ class Datasets(DataSource):
                     f"training samples {tuple(samples['train'].shape[1:])} "
                     f"{samples['train'].dtype}; give both in one shape and type"
                 )
-        largest = int(labels["train"].to(torch.int64).max())
-        names = tuple(map(str, self.class_names or range(largest + 1)))
+        names = tuple(map(str, self.class_names or range(self.task.count(labels["train"]))))
+        if "unlabeled" in samples:
+            labels["unlabeled"] = self.task.missing(len(samples["unlabeled"]), labels["train"])
         numbers = {
-            part: check_labels(y, len(names), f"data.dataset: {part}", -1)
+            part: self.task.checked(y, len(names), f"data.dataset: {part}", -1)
             for part, y in labels.items()
         }
         if not self.class_names:
-            self.reading.warn_of_classes(names, numbers["train"])
+            strata = self.task.strata(numbers["train"], len(names))
+            self.reading.warn_of_classes(self.task.strata_names(names), strata)
         clients, test_clients, client_names = number_clients(self._training_ids(), self.ids["test"])
         if clients is not None and self.ids["train"] is None:  # the server's samples are no one's
-            clients = torch.cat([torch.full_like(numbers["train"], -1), clients])
+            clients = torch.cat([torch.full((len(numbers["train"]),), -1), clients])
         train = [part for part in ("train", "unlabeled") if part in samples]
         x, y = (
             torch.cat([samples[part] for part in train]),
@@ -270,7 +272,7 @@ def load_arrays(path: str, key: str) -> dict[str, Any]:
 
 
 def _read(part: str, dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
-    """The samples and labels of a data set; of ``unlabeled`` all labels are -1."""
+    """The samples and labels of a data set, as they are; those of ``unlabeled`` mean nothing."""
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and len(dataset)):
         raise ValueError(
             f"data.dataset: {part} is {type(dataset).__name__}; give a data set with samples, or "
@@ -280,11 +282,7 @@ def _read(part: str, dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
         samples, labels = dataset.tensors[0], dataset.tensors[-1]
     else:
         samples, labels = _read_items(part, dataset)
-    if part == "unlabeled":
-        labels = torch.full((len(samples),), -1)
-    if labels.is_floating_point():
-        labels = labels.nan_to_num(nan=-1)
-    return as_values(samples, part), labels[:, 0] if labels.shape[1:] == (1,) else labels
+    return as_values(samples, part), labels
 
 
 def _read_items(part: str, dataset: Any) -> tuple[Tensor, Tensor]:
@@ -302,7 +300,7 @@ def _read_items(part: str, dataset: Any) -> tuple[Tensor, Tensor]:
             f"{tuple(samples[odd[0]].shape)} {samples[odd[0]].dtype}"
         )
     _refuse_random(part, dataset, samples)
-    return torch.stack(samples), torch.tensor([label for _, label in pairs], dtype=torch.float64)
+    return torch.stack(samples), _stacked(part, [label for _, label in pairs])
 
 
 def _refuse_random(part: str, dataset: Any, samples: list[Tensor]) -> None:
@@ -322,8 +320,20 @@ def _refuse_random(part: str, dataset: Any, samples: list[Tensor]) -> None:
         )
 
 
-def _pair(part: str, index: int, item: Any) -> tuple[Tensor, float]:
-    """A sample as a tensor, and its label; -1 for none."""
+def _stacked(part: str, labels: list[Tensor]) -> Tensor:
+    """The labels of all samples; the single number -1 among others stands for none."""
+    shapes = {label.shape for label in labels}
+    if len(shapes) > 1:
+        shape = max(shapes, key=len)
+        labels = [y if y.dim() else y.expand(shape) for y in labels]
+    try:
+        return torch.stack(labels)
+    except RuntimeError as error:
+        raise ValueError(f"data.dataset: {part} labels must have one shape: {error}") from error
+
+
+def _pair(part: str, index: int, item: Any) -> tuple[Tensor, Tensor]:
+    """A sample and its label as tensors; the label is -1 for none."""
     where = f"data.dataset: {part}[{index}]"
     if part == "unlabeled":
         item = (item[0] if isinstance(item, (tuple, list)) else item, -1)
@@ -336,9 +346,9 @@ def _pair(part: str, index: int, item: Any) -> tuple[Tensor, float]:
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{where} is {type(given).__name__}, no tensor; {_REMEDY}") from error
     if label is None or (isinstance(label, str) and label in NO_LABEL):
-        return sample, -1
+        return sample, torch.tensor(-1.0, dtype=torch.float64)
     try:
-        return sample, float(np.asarray(label).item())
+        return sample, as_tensor(np.asarray(label)).double()
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{where} has the label {shortened(repr(label))}; give the number of a class: for text "

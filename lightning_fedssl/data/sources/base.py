@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.sources.reading import Reading, cut
+from lightning_fedssl.task import Classification, Task
 
 _MOST_MEASURED = 10_000
 """The largest number of training samples from which mean and standard deviation are computed."""
@@ -47,9 +48,11 @@ class DataSource:
     Attributes:
         cache_dir: Set by the data module to ``data.cache_dir``, for sources that decode image
             files.
+        task: Set by the data module to ``data.task``.
     """
 
     cache_dir: str | None = None
+    task: Task = Classification()
 
     @cached_property
     def reading(self) -> Reading:
@@ -62,15 +65,16 @@ class DataSource:
 
     def describe(self) -> DatasetSpec:
         """The specification; overridden where it is known without reading every sample."""
-        return check_loaded(self.load(), type(self).__name__).spec
+        return check_loaded(self.load(), type(self).__name__, self.task).spec
 
 
-def check_loaded(loaded: object, name: str) -> LoadedData:
+def check_loaded(loaded: object, name: str, task: Task) -> LoadedData:
     """The data that were loaded, after the check of everything that later code relies on.
 
     Args:
         loaded: What ``load`` returned.
         name: The data set or the source's class, for messages.
+        task: What is predicted.
 
     Raises:
         ValueError: If a part is of another type, or the parts do not fit each other; names the
@@ -81,7 +85,7 @@ def check_loaded(loaded: object, name: str) -> LoadedData:
             f"data.dataset: {name}.load must return LoadedData(DatasetSpec(...), train, test)"
         )
     spec, who = loaded.spec, f"data.dataset: {name}"
-    if spec.num_classes < 2:
+    if spec.num_classes < task.fewest_classes:
         raise ValueError(
             f"{who}: there is one class ({', '.join(spec.class_names)}) or none; two are needed, "
             "and -1 and empty words are no label"
@@ -97,12 +101,12 @@ def check_loaded(loaded: object, name: str) -> LoadedData:
             "first dimension"
         )
     train, test = (
-        _checked(loaded.train, spec, f"{who}: train", -1),
-        _checked(loaded.test, spec, f"{who}: test"),
+        _checked(loaded.train, spec, task, f"{who}: train", -1),
+        _checked(loaded.test, spec, task, f"{who}: test"),
     )
     validation = loaded.validation
     if validation is not None:
-        validation = _checked(validation, spec, f"{who}: validation")
+        validation = _checked(validation, spec, task, f"{who}: validation")
     if not all(map(math.isfinite, (*spec.mean, *spec.std))) or min(spec.std) <= 0:
         raise ValueError(
             f"{who}: mean {spec.mean} and std {spec.std} of DatasetSpec must be finite, and std "
@@ -111,7 +115,9 @@ def check_loaded(loaded: object, name: str) -> LoadedData:
     return LoadedData(spec, train, test, validation)
 
 
-def _checked(split: ImageSplit, spec: DatasetSpec, who: str, least: int = 0) -> ImageSplit:
+def _checked(
+    split: ImageSplit, spec: DatasetSpec, task: Task, who: str, least: int = 0
+) -> ImageSplit:
     images, labels = split.images.detach(), split.labels
     wanted = torch.uint8 if spec.pixels else torch.float32
     if tuple(images.shape[1:]) != tuple(spec.in_shape) or images.dtype != wanted or not len(images):
@@ -130,7 +136,13 @@ def _checked(split: ImageSplit, spec: DatasetSpec, who: str, least: int = 0) -> 
                 f"{who}: {len(images)} samples and {len(values)} {part}; give one for each"
             )
     check_finite(images, who)
-    return replace(split, images=images, labels=check_labels(labels, spec.num_classes, who, least))
+    targets = task.checked(labels, spec.num_classes, who, least)
+    if task.per_pixel and targets.shape[1:] != images.shape[2:]:
+        raise ValueError(
+            f"{who}: the masks are {tuple(targets.shape[1:])} and the images "
+            f"{tuple(images.shape[2:])} pixels; give a mask of the size of its image"
+        )
+    return replace(split, images=images, labels=targets)
 
 
 def check_finite(samples: Tensor, who: str) -> None:
@@ -149,31 +161,6 @@ def check_finite(samples: Tensor, who: str) -> None:
             f"{who}: {len(wrong)} of {len(samples)} samples hold NaN or infinite values (the first "
             f"is sample {int(wrong[0])}); repair or remove them"
         )
-
-
-def check_labels(labels: Tensor, num_classes: int, who: str, least: int = 0) -> Tensor:
-    """Labels as int64, after a check that each names a class.
-
-    Args:
-        labels: ``(N,)`` whole numbers, of any type.
-        num_classes: Number of classes.
-        who: What a message begins with.
-        least: -1 where samples may be without a label.
-
-    Raises:
-        ValueError: If a label is no whole number, or no class.
-    """
-    numbers = labels.to(torch.int64)
-    # PyTorch compares no unsigned type but uint8 with int64.
-    wrong = (numbers != labels.double()) | (numbers < least) | (numbers >= num_classes)
-    if labels.ndim != 1 or wrong.any():
-        found = labels.flatten()[wrong.flatten()][0].item() if wrong.any() else tuple(labels.shape)
-        raise ValueError(
-            f"{who}: {found} is no label; give one class number from 0 to {num_classes - 1} for "
-            "each sample (of one-hot labels labels.argmax(1)), and samples without a label as "
-            "unlabeled data"
-        )
-    return numbers
 
 
 def measure(values: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -149,7 +149,7 @@ def listed(names: Sequence[str]) -> str:
 
 def _classes(spec: DatasetSpec, parts: Mapping[str, ImageSplit]) -> str:
     """The classes with their counts in each part."""
-    counts = [_counts(split.labels, spec.num_classes) for split in parts.values()]
+    counts = [_counts(split.labels, len(spec.class_names)) for split in parts.values()]
     each = [
         f"{cut(name)} {'/'.join(str(count[label]) for count in counts)}"
         for label, name in enumerate(spec.class_names)

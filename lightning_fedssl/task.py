@@ -1,0 +1,494 @@
+"""What is predicted of a sample: the form of targets, their losses, and how a model labels.
+
+A method asks its ``task`` for losses and pseudo-labels, the data ask it which classes a partition
+sees, and an evaluation which metrics to log. No other module knows what a target looks like.
+
+An *entry* is what has a target of its own: the sample itself, one of its labels, one of its pixels.
+Shapes: ``(n, *entries)`` for targets, losses and masks; the network's outputs are ``(n, outputs)``
+or, of pixels, ``(n, outputs, height, width)``. The target -1 (a NaN of a regression) is missing: it
+has no loss.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_fedssl.functional.losses import kl_divergence
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32
+
+
+class Task(ABC):
+    """Base class of tasks.
+
+    Attributes:
+        metrics: The metrics that are always logged. The first one chooses the best round.
+        larger_is_better: Whether a larger value of the first metric is better.
+        fewest_classes: The smallest number of classes, or of outputs.
+        per_pixel: Whether every pixel has a target. Then weak views move an image and its target
+            alike, and strong views change colours but move nothing beyond their weak view.
+    """
+
+    metrics: ClassVar[Sequence[str]]
+    larger_is_better: ClassVar[bool] = True
+    fewest_classes: ClassVar[int] = 1
+    per_pixel: ClassVar[bool] = False
+
+    @property
+    def monitor(self) -> str:
+        """The metric by which rounds and methods are compared."""
+        return self.metrics[0]
+
+    # Of a data set.
+
+    def tidied(self, targets: Tensor) -> Tensor:
+        """Targets as somebody stored them, in the usual shape, NaN as missing."""
+        return targets.nan_to_num(nan=-1) if targets.is_floating_point() else targets
+
+    @abstractmethod
+    def checked(self, targets: Tensor, num_classes: int, who: str, least: int = 0) -> Tensor:
+        """The targets in the type of the task, after a check of their shape and values.
+
+        Args:
+            targets: ``(N, *entries)``.
+            num_classes: Number of classes, or of outputs.
+            who: What a message begins with.
+            least: -1 where targets may be missing.
+
+        Raises:
+            ValueError: Says what to give.
+        """
+
+    def count(self, targets: Tensor) -> int:
+        """The number of classes, or of outputs, that training targets ``(N, *entries)`` show."""
+        return targets.shape[1] if targets.dim() == 2 else 1
+
+    def missing(self, count: int, like: Tensor) -> Tensor:
+        """Targets of ``count`` samples that have none, in the shape and type of others."""
+        return like.new_full((count, *like.shape[1:]), -1)
+
+    @abstractmethod
+    def strata(self, targets: Tensor, num_classes: int) -> Tensor:
+        """The class by which partition, balance and validation see each sample.
+
+        Returns:
+            ``(N,)`` int64, -1 for a sample of which all targets are missing.
+        """
+
+    def strata_names(self, class_names: Sequence[str]) -> tuple[str, ...]:
+        """The names of the classes of :meth:`strata`."""
+        return (*class_names,)
+
+    def output_shape(self, num_classes: int, in_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a network's output for one sample of the shape ``in_shape``."""
+        return (num_classes, *in_shape[1:]) if self.per_pixel else (num_classes,)
+
+    # Of a batch.
+
+    @abstractmethod
+    def entry_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each entry, 0 where the target is missing: ``(n, *entries)``.
+
+        Targets may be hard, or probabilities as :meth:`label` returns with ``soft``.
+        """
+
+    def known(self, targets: Tensor) -> Tensor:
+        """Whether each entry has a target: ``(n, *entries)`` bool."""
+        return targets >= 0
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of all entries of a batch that have a target."""
+        count = self.known(targets).sum().clamp(min=1)
+        return self.entry_losses(outputs, targets).sum() / count
+
+    def labeled_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of true labels, with class weights and smoothing where the task has some."""
+        return self.loss(outputs, targets)
+
+    @abstractmethod
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """What ``predict`` returns and metrics see, in the shape of ``outputs``."""
+
+    def label(self, outputs: Tensor, threshold: float, *, soft: bool = False) -> PseudoLabels:
+        """Pseudo-labels with a confidence and a mask for each entry.
+
+        Args:
+            outputs: Of the network.
+            threshold: tau; the test is inclusive.
+            soft: Return probabilities in place of labels.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no confidence")
+
+    def hard(self, labels: Tensor) -> Tensor:
+        """Labels, of labels or of probabilities: ``(n, *entries)``."""
+        raise NotImplementedError(f"{type(self).__name__} has no labels")
+
+    def true_probability(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, float]:
+        """The probability of each entry's target ``(n, *entries)``, and that of a blind guess."""
+        raise NotImplementedError(f"{type(self).__name__} has no probabilities")
+
+    def frequency(self, probabilities: Tensor, labels: Tensor) -> Tensor:
+        """The mean probability of each entry's label, relative to that of the most probable one.
+
+        Args:
+            probabilities: Of many samples, in the shape of the outputs.
+            labels: ``(n, *entries)``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no probabilities")
+
+    def divergences(self, outputs: Tensor, probabilities: Tensor) -> Tensor:
+        """``KL(probabilities || outputs)`` of each entry: ``(n, *entries)``."""
+        raise NotImplementedError(f"{type(self).__name__} has no probabilities")
+
+    def consistency_loss(self, outputs: Tensor, pseudo: PseudoLabels) -> Tensor:
+        """The losses of the confident entries, divided by the number of all (FixMatch Eq. 4)."""
+        return (self.entry_losses(outputs, pseudo.labels) * pseudo.mask).mean()
+
+    def confident_targets(self, pseudo: PseudoLabels) -> Tensor:
+        """Labels as targets, missing where they are not confident."""
+        return torch.where(pseudo.mask, pseudo.labels, -1)
+
+    def has_confident(self, pseudo: PseudoLabels) -> Tensor:
+        """Whether a sample has a confident entry: ``(n,)`` bool."""
+        return pseudo.mask.flatten(1).any(dim=1) if pseudo.mask.dim() > 1 else pseudo.mask
+
+
+class _Softmax(Task):
+    """One class for each entry, by cross-entropy: :class:`Classification`, :class:`Segmentation`.
+
+    Args:
+        class_weights: A weight of each class in the loss of true labels; 1 if left out.
+        label_smoothing: The share of a true label that is spread over all classes, from 0 to 1.
+    """
+
+    fewest_classes = 2
+
+    def __init__(
+        self, class_weights: Sequence[float] | None = None, label_smoothing: float = 0.0
+    ) -> None:
+        if not 0 <= label_smoothing <= 1 or min(class_weights or [0]) < 0:
+            raise ValueError(
+                f"data.task: label_smoothing is {label_smoothing} and class_weights "
+                f"{class_weights}: give a share from 0 to 1, and weights of 0 or more"
+            )
+        self.class_weights = class_weights
+        self.label_smoothing = label_smoothing
+        self._weights: dict[torch.device, Tensor] = {}
+
+    def tidied(self, targets: Tensor) -> Tensor:
+        """See the base class; a channel of a mask, or of a label, is left out."""
+        return super().tidied(targets.squeeze(1) if targets.dim() in (2, 4) else targets)
+
+    def count(self, targets: Tensor) -> int:
+        """See the base class."""
+        return int(targets.to(torch.int64).max()) + 1
+
+    def entry_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy."""
+        return F.cross_entropy(outputs, targets, ignore_index=-1, reduction="none")
+
+    def labeled_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy with weights and smoothing, divided by the sum of the weights."""
+        if self.class_weights is None and self.label_smoothing == 0:
+            return self.loss(outputs, targets)
+        if outputs.device not in self._weights:  # made once: a copy waits for the device
+            weights = self.class_weights or [1.0] * outputs.shape[1]
+            self._weights[outputs.device] = outputs.new_tensor(weights)
+        return F.cross_entropy(
+            outputs,
+            targets,
+            self._weights[outputs.device].to(outputs.dtype),
+            ignore_index=-1,
+            label_smoothing=self.label_smoothing,
+        )
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """The softmax over the classes."""
+        return torch.softmax(outputs, dim=1)
+
+    def label(self, outputs: Tensor, threshold: float, *, soft: bool = False) -> PseudoLabels:
+        """The most probable class of each entry, and its probability."""
+        probabilities = torch.softmax(at_least_float32(outputs), dim=1)
+        confidence, labels = probabilities.max(dim=1)
+        return PseudoLabels(probabilities if soft else labels, confidence, confidence >= threshold)
+
+    def hard(self, labels: Tensor) -> Tensor:
+        """See the base class."""
+        return labels.argmax(dim=1) if labels.is_floating_point() else labels
+
+    def true_probability(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, float]:
+        """See the base class."""
+        found = torch.softmax(outputs, dim=1).gather(1, targets.clamp(min=0).unsqueeze(1))
+        return found.squeeze(1), 1 / outputs.shape[1]
+
+    def frequency(self, probabilities: Tensor, labels: Tensor) -> Tensor:
+        """See the base class."""
+        share = probabilities.mean(dim=[0, *range(2, probabilities.dim())])
+        return (share / share.max())[labels]
+
+    def divergences(self, outputs: Tensor, probabilities: Tensor) -> Tensor:
+        """See the base class."""
+        return kl_divergence(outputs, probabilities)
+
+    def _check_weights(self, num_classes: int) -> None:
+        if self.class_weights is not None and len(self.class_weights) != num_classes:
+            raise ValueError(
+                f"data.task: class_weights has {len(self.class_weights)} weights for "
+                f"{num_classes} classes; give one for each"
+            )
+
+
+class Classification(_Softmax):
+    """One class for each sample: targets ``(N,)`` int64.
+
+    Args:
+        class_weights: A weight of each class in the loss of true labels, for rare classes.
+        label_smoothing: The share of a true label that is spread over all classes, from 0 to 1.
+
+    Example:
+        >>> import torch
+        >>> task = Classification()
+        >>> task.label(torch.tensor([[4.0, 0.0], [0.1, 0.0]]), threshold=0.95).mask
+        tensor([ True, False])
+    """
+
+    metrics = ("accuracy", "largest_class_share")
+
+    def checked(self, targets: Tensor, num_classes: int, who: str, least: int = 0) -> Tensor:
+        """See the base class."""
+        self._check_weights(num_classes)
+        return check_labels(targets, num_classes, who, least)
+
+    def missing(self, count: int, like: Tensor) -> Tensor:
+        """See the base class."""
+        return torch.full((count,), -1)
+
+    def strata(self, targets: Tensor, num_classes: int) -> Tensor:
+        """The class itself."""
+        return targets
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean cross-entropy of a batch, of classes or of probabilities."""
+        return F.cross_entropy(outputs, targets)
+
+    def confident_targets(self, pseudo: PseudoLabels) -> Tensor:
+        """The labels: a method leaves out whole samples, by their mask."""
+        return pseudo.labels
+
+
+class Segmentation(_Softmax):
+    """One class for each pixel: targets ``(N, height, width)`` int64.
+
+    Logits are ``(n, classes, height, width)``. A pseudo-label has a confidence and a mask for each
+    pixel. IoU and Dice are means over the classes, each over the pixels of all samples together.
+
+    Args:
+        class_weights: A weight of each class in the loss of true labels, for small structures.
+        label_smoothing: The share of a true label that is spread over all classes, from 0 to 1.
+    """
+
+    metrics = ("iou", "dice")
+    per_pixel = True
+
+    def checked(self, targets: Tensor, num_classes: int, who: str, least: int = 0) -> Tensor:
+        """See the base class; -1 marks pixels that do not count, in every part of the data."""
+        self._check_weights(num_classes)
+        whole = targets.to(torch.int64)
+        wrong = (whole != targets.double()) | (whole < -1) | (whole >= num_classes)
+        if targets.dim() != 3 or wrong.any():
+            raise ValueError(
+                f"{who}: the targets are {tuple(targets.shape)} {targets.dtype}; Segmentation "
+                f"(data.task) needs masks (samples, height, width) of class numbers from 0 to "
+                f"{num_classes - 1}, and -1 where a pixel does not count"
+            )
+        return whole
+
+    def strata(self, targets: Tensor, num_classes: int) -> Tensor:
+        """The class with the most pixels but 0, the background, unless there is no other."""
+        flat = targets.flatten(1)
+        counts = torch.stack([(flat == k).sum(dim=1) for k in range(num_classes)], dim=1)
+        most = counts[:, 1:].max(dim=1)
+        chosen = torch.where(most.values > 0, most.indices + 1, 0)
+        return torch.where(counts.sum(dim=1) > 0, chosen, -1)
+
+
+class MultiLabel(Task):
+    """Any number of classes for each sample: targets ``(N, classes)`` of 0 and 1, -1 for unknown.
+
+    The classes are independent of each other: sigmoid and binary cross-entropy, no softmax. A
+    pseudo-label has a confidence ``max(p, 1 - p)`` and a mask for each class.
+
+    Example:
+        >>> import torch
+        >>> MultiLabel().label(torch.tensor([[4.0, -4.0, 0.1]]), threshold=0.95)[::2]
+        (tensor([[1, 0, 1]]), tensor([[ True,  True, False]]))
+    """
+
+    metrics = ("average_precision", "f1")
+
+    def checked(self, targets: Tensor, num_classes: int, who: str, least: int = 0) -> Tensor:
+        """See the base class."""
+        valid = (targets == 0) | (targets == 1) | (targets == -1)
+        empty = targets.dim() == 2 and least == 0 and (targets < 0).all(dim=1).any()
+        if targets.dim() != 2 or targets.shape[1] != num_classes or not valid.all() or empty:
+            raise ValueError(
+                f"{who}: the targets are {tuple(targets.shape)} {targets.dtype}; MultiLabel "
+                f"(data.task) needs 0 or 1 for each of {num_classes} classes of every sample, and "
+                "-1 for what is not known"
+            )
+        return targets.to(torch.int64)
+
+    def strata(self, targets: Tensor, num_classes: int) -> Tensor:
+        """The rarest of a sample's classes; ``num_classes`` if it has none."""
+        positive = targets == 1
+        counts = torch.where(positive, positive.sum(dim=0), len(targets) + 1)
+        rarest = counts.min(dim=1)
+        chosen = torch.where(rarest.values <= len(targets), rarest.indices, num_classes)
+        return torch.where((targets < 0).all(dim=1), -1, chosen)
+
+    def strata_names(self, class_names: Sequence[str]) -> tuple[str, ...]:
+        """The classes, and ``(none)``."""
+        return (*class_names, "(none)")
+
+    def entry_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Binary cross-entropy of each class."""
+        wanted = targets.to(outputs.dtype)
+        losses = F.binary_cross_entropy_with_logits(outputs, wanted.clamp(min=0), reduction="none")
+        return losses * self.known(targets)
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """The sigmoid of each output."""
+        return torch.sigmoid(outputs)
+
+    def label(self, outputs: Tensor, threshold: float, *, soft: bool = False) -> PseudoLabels:
+        """Whether each class is more probable than not, with the confidence ``max(p, 1 - p)``."""
+        p = torch.sigmoid(at_least_float32(outputs))
+        confidence = torch.maximum(p, 1 - p)
+        return PseudoLabels(p if soft else self.hard(p), confidence, confidence >= threshold)
+
+    def hard(self, labels: Tensor) -> Tensor:
+        """See the base class."""
+        return (labels >= 0.5).long()
+
+    def true_probability(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, float]:
+        """See the base class."""
+        p = torch.sigmoid(outputs)
+        return torch.where(targets == 1, p, 1 - p), 0.5
+
+    def frequency(self, probabilities: Tensor, labels: Tensor) -> Tensor:
+        """See the base class; each class is compared with its absence."""
+        share = probabilities.mean(dim=0)
+        return torch.where(labels == 1, share, 1 - share) / torch.maximum(share, 1 - share)
+
+    def divergences(self, outputs: Tensor, probabilities: Tensor) -> Tensor:
+        """Of the two outcomes of each class."""
+        p = probabilities
+        entropy = torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p)
+        return F.binary_cross_entropy_with_logits(outputs, p, reduction="none") + entropy
+
+
+class Regression(Task):
+    """Numbers for each sample: targets ``(N, outputs)`` float32, NaN for unknown; squared error.
+
+    There is no confidence, so no pseudo-label: only methods without one can train.
+
+    Args:
+        mean: Subtracted from the targets before training; predictions are in the data's unit.
+        std: The targets are divided by it. Give the rough size of their spread.
+        bins: Quantiles of the first number that partition and validation see as classes.
+    """
+
+    metrics = ("mae", "r2")
+    larger_is_better = False
+
+    def __init__(self, mean: float = 0.0, std: float = 1.0, bins: int = 5) -> None:
+        if std <= 0 or bins < 1:
+            raise ValueError(
+                f"data.task: std is {std} and bins {bins}; give a std above 0, and 1 bin or more"
+            )
+        self.mean = mean
+        self.std = std
+        self.bins = bins
+
+    def checked(self, targets: Tensor, num_classes: int, who: str, least: int = 0) -> Tensor:
+        """See the base class."""
+        wrong = targets.isinf() if least < 0 else ~targets.isfinite()
+        if targets.dim() != 2 or targets.shape[1] != num_classes or wrong.any():
+            raise ValueError(
+                f"{who}: the targets are {tuple(targets.shape)} {targets.dtype}; Regression "
+                f"(data.task) needs {num_classes} finite numbers for every sample"
+            )
+        return targets.float()
+
+    def tidied(self, targets: Tensor) -> Tensor:
+        """See the base class."""
+        return targets[:, None] if targets.dim() == 1 else targets
+
+    def missing(self, count: int, like: Tensor) -> Tensor:
+        """See the base class."""
+        return torch.full((count, *like.shape[1:]), torch.nan)
+
+    def known(self, targets: Tensor) -> Tensor:
+        """See the base class."""
+        return ~targets.isnan()
+
+    def strata(self, targets: Tensor, num_classes: int) -> Tensor:
+        """The quantile of the first number."""
+        first = targets[:, 0].double()
+        cuts = torch.linspace(0, 1, self.bins + 1, dtype=first.dtype)[1:-1]
+        edges = torch.quantile(first[~first.isnan()], cuts)
+        return torch.where(first.isnan(), -1, torch.bucketize(first, edges))
+
+    def strata_names(self, class_names: Sequence[str]) -> tuple[str, ...]:
+        """The quantiles."""
+        return tuple(f"{class_names[0]} {k + 1}/{self.bins}" for k in range(self.bins))
+
+    def entry_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The squared error of each number, in units of ``std``."""
+        known = self.known(targets)
+        return (outputs - (targets.nan_to_num() - self.mean) / self.std).square() * known
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """The predicted numbers, in the unit of the data."""
+        return outputs * self.std + self.mean
+
+
+ONE_CLASS: tuple[type[Task], ...] = (Classification,)
+"""The tasks of a method that needs one class for each sample."""
+
+CONFIDENT: tuple[type[Task], ...] = (Classification, MultiLabel, Segmentation)
+"""The tasks of a method that needs confident labels."""
+
+ANY_TASK: tuple[type[Task], ...] = (*CONFIDENT, Regression)
+"""The tasks of a method that needs a loss only."""
+
+
+def check_labels(labels: Tensor, num_classes: int, who: str, least: int = 0) -> Tensor:
+    """Labels as int64, after a check that each names a class.
+
+    Args:
+        labels: ``(N,)`` whole numbers, of any type.
+        num_classes: Number of classes.
+        who: What a message begins with.
+        least: -1 where samples may be without a label.
+
+    Raises:
+        ValueError: If a label is no whole number, or no class.
+    """
+    numbers = labels.to(torch.int64)
+    # PyTorch compares no unsigned type but uint8 with int64.
+    wrong = (numbers != labels.double()) | (numbers < least) | (numbers >= num_classes)
+    if labels.ndim != 1 or wrong.any():
+        found = labels.flatten()[wrong.flatten()][0].item() if wrong.any() else tuple(labels.shape)
+        raise ValueError(
+            f"{who}: {found} is no label; give one class number from 0 to {num_classes - 1} for "
+            "each sample (of one-hot labels labels.argmax(1)), and samples without a label as "
+            "unlabeled data; several classes of a sample, masks and measured numbers need "
+            "data.task: MultiLabel, Segmentation or Regression"
+        )
+    return numbers

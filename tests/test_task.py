@@ -1,0 +1,323 @@
+"""What is predicted: targets, losses and labels of every task, by hand, and methods that train on them."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithms import SAGE, UDA, FedAvg, FixMatch, SemiFL, Supervised
+from lightning_fedssl.data import FederatedDataModule
+from lightning_fedssl.data.augment.views import make_views
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels
+from lightning_fedssl.models import CNN
+from lightning_fedssl.state import Batch
+from lightning_fedssl.task import Classification, MultiLabel, Regression, Segmentation, Task
+from lightning_fedssl.trainer import FederatedTrainer
+from lightning_fedssl.trainer.evaluation_metrics import EvaluationMetrics
+from tests.toy import SPEC, images_of, sgd
+
+LOG3 = math.log(3)
+"""The logit of the probability 3/4."""
+
+
+def logit_map(p: list[list[float]]) -> Tensor:
+    """Logits (1, 2, height, width) of two classes, of which the second has the probability p at each pixel."""
+    second = torch.tensor(p, dtype=torch.float64).logit()
+    return torch.stack([torch.zeros_like(second), second])[None]
+
+
+# Targets.
+
+
+@pytest.mark.parametrize(
+    ("task", "targets", "strata"),
+    [
+        (Classification(), torch.tensor([1, 0, -1]), [1, 0, -1]),
+        # Class 1 is the rarest; the third sample has none, of the fourth nothing is known.
+        (MultiLabel(), torch.tensor([[1, 1], [1, 0], [0, 0], [-1, -1], [1, -1]]), [1, 0, 2, -1, 0]),
+        # Most frequent class but the background, only background, and no pixel that counts.
+        (Segmentation(), torch.tensor([[[0, 0], [0, 1]], [[0, 0], [0, 0]], [[-1, -1], [-1, -1]]]), [1, 0, -1]),
+        (Regression(bins=2), torch.tensor([[1.0], [9.0], [math.nan], [2.0], [8.0]]), [0, 1, -1, 0, 1]),
+    ],
+)
+def test_a_partition_sees_each_sample_in_a_class(task: Task, targets: Tensor, strata: list[int]) -> None:
+    found = task.strata(task.checked(targets, 1 if isinstance(task, Regression) else 2, "train", -1), 2)
+    assert found.tolist() == strata
+    assert max(strata) < len(task.strata_names(["a", "b"]))
+
+
+@pytest.mark.parametrize(
+    ("task", "targets", "message"),
+    [
+        (Classification(), torch.zeros(3, 2), r"data\.task"),
+        (MultiLabel(), torch.tensor([[0, 2]]), "needs 0 or 1 for each of 2 classes"),
+        (MultiLabel(), torch.tensor([0, 1]), "needs 0 or 1"),
+        (Segmentation(), torch.full((1, 2, 2), 2), "masks"),
+        (Segmentation(), torch.zeros(4), "masks"),
+        (Segmentation(class_weights=[1.0]), torch.zeros(1, 2, 2), "1 weights for 2 classes"),
+        (Regression(), torch.tensor([[math.nan, 1.0]]), "2 finite numbers"),
+    ],
+)
+def test_other_targets_are_refused(task: Task, targets: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        task.checked(targets, 2, "test")
+
+
+# Losses and labels by hand.
+
+
+def test_labels_are_independent_of_each_other() -> None:
+    outputs = torch.tensor([[LOG3, -LOG3, 0.0]])
+    task = MultiLabel()
+    torch.testing.assert_close(task.probabilities(outputs), torch.tensor([[0.75, 0.25, 0.5]]))
+    losses = task.entry_losses(outputs, torch.tensor([[1, 1, -1]]))
+    torch.testing.assert_close(losses, torch.tensor([[math.log(4 / 3), math.log(4), 0.0]]))
+    torch.testing.assert_close(task.loss(outputs, torch.tensor([[1, 1, -1]])), losses.sum() / 2)
+    pseudo = task.label(outputs, 0.75)
+    assert pseudo.labels.tolist() == [[1, 0, 1]]
+    assert pseudo.mask.tolist() == [[True, True, False]]
+    torch.testing.assert_close(task.consistency_loss(outputs, pseudo), torch.tensor(2 * math.log(4 / 3) / 3))
+    assert task.confident_targets(pseudo).tolist() == [[1, 0, -1]]
+
+
+def test_pixels_have_a_class_a_confidence_and_a_mask_each() -> None:
+    outputs, task = logit_map([[0.75, 0.25], [0.5, 0.9]]), Segmentation()
+    targets = torch.tensor([[[1, 1], [0, -1]]])
+    losses = task.entry_losses(outputs, targets)
+    expected = torch.tensor([[[math.log(4 / 3), math.log(4)], [math.log(2), 0.0]]], dtype=torch.float64)
+    torch.testing.assert_close(losses, expected)
+    torch.testing.assert_close(task.loss(outputs, targets), expected.sum() / 3)
+    pseudo = task.label(outputs, 0.7)
+    assert task.confident_targets(pseudo).tolist() == [[[1, 0], [-1, 1]]]
+    sure = 2 * math.log(4 / 3) - math.log(0.9)
+    torch.testing.assert_close(task.consistency_loss(outputs, pseudo), torch.tensor(sure / 4, dtype=torch.float64))
+
+
+def test_numbers_are_compared_in_units_of_std() -> None:
+    task = Regression(mean=10, std=2)
+    outputs = torch.tensor([[1.0], [0.0]])
+    assert task.probabilities(outputs).tolist() == [[12.0], [10.0]]
+    assert task.loss(outputs, torch.tensor([[16.0], [math.nan]])).item() == 4  # (1 - 3)^2
+
+
+def test_weights_and_smoothing_count_for_true_labels_alone() -> None:
+    outputs, y = torch.tensor([[0.0, LOG3], [0.0, LOG3]]), torch.tensor([1, 0])
+    wrong, right = math.log(4), math.log(4 / 3)
+    weighted = Classification(class_weights=[3.0, 1.0])
+    assert weighted.labeled_loss(outputs, y).item() == pytest.approx((right + 3 * wrong) / 4)
+    assert weighted.loss(outputs, y).item() == pytest.approx((right + wrong) / 2)
+    smooth = Classification(label_smoothing=0.5).labeled_loss(outputs[:1], y[:1])
+    assert smooth.item() == pytest.approx(0.75 * right + 0.25 * wrong)
+
+
+@pytest.mark.parametrize(
+    ("task", "outputs", "labels", "frequency"),
+    [
+        (Classification(), torch.tensor([[0.0, LOG3], [0.0, -LOG3], [0.0, LOG3]]), torch.tensor([0, 1, 1]), None),
+        (Segmentation(), logit_map([[0.75, 0.25, 0.75]]).float(), torch.tensor([[[0, 1, 1]]]), [5 / 7, 1, 1]),
+        # Mean probability 7/12 of the label, 5/12 of its absence.
+        (MultiLabel(), torch.tensor([[LOG3], [-LOG3], [LOG3]]), torch.tensor([[0], [1], [1]]), [5 / 7, 1, 1]),
+    ],
+)
+def test_frequency_and_divergence(task: Task, outputs: Tensor, labels: Tensor, frequency: list[float] | None) -> None:
+    p = task.probabilities(outputs)
+    found = task.frequency(p, labels).flatten()
+    torch.testing.assert_close(found, torch.tensor(frequency or [5 / 7, 1, 1]))
+    # KL((1/4, 3/4) || (1/2, 1/2)), the same for each entry.
+    kl = math.log(2) + 0.25 * math.log(0.25) + 0.75 * math.log(0.75)
+    torch.testing.assert_close(task.divergences(torch.zeros_like(outputs), p).flatten(), torch.full((3,), kl))
+    right, chance = task.true_probability(outputs, labels)
+    torch.testing.assert_close(right.flatten(), torch.tensor([0.25, 0.25, 0.75]))
+    assert chance == 0.5
+
+
+# Metrics.
+
+
+@pytest.mark.parametrize(
+    ("task", "outputs", "targets", "expected"),
+    [
+        # Two of three pixels that count are right: IoU 1/2 of each class, Dice 2/3.
+        (Segmentation(), logit_map([[0.9, 0.9, 0.1, 0.1]]), torch.tensor([[[1, 0, 0, -1]]]),
+         {"iou": 0.5, "dice": 2 / 3}),
+        # Class 0 is ranked right; of class 1 the positive is the second of two: precision 1/2.
+        (MultiLabel(), torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), torch.tensor([[1, 0], [0, 1]]),
+         {"average_precision": 0.75, "f1": 0.5}),
+        (Regression(mean=1), torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [5.0]]), {"mae": 1.0, "r2": 0.5}),
+    ],
+)  # fmt: skip
+def test_metrics_by_hand(task: Task, outputs: Tensor, targets: Tensor, expected: dict[str, float]) -> None:
+    metrics = EvaluationMetrics([], 1 if isinstance(task, Regression) else 2, task=task)
+    metrics.update(outputs, targets)
+    found = metrics.compute(lambda value: [value])
+    assert {name: pytest.approx(value) for name, value in expected.items()} == {k: float(v) for k, v in found.items()}
+    if not isinstance(task, Classification):
+        with pytest.raises(ValueError, match="auroc is for Classification"):
+            EvaluationMetrics(["auroc"], 2, task=task)
+
+
+# Views.
+
+
+def test_weak_views_move_masks_and_strong_views_move_nothing_more() -> None:
+    """The image is its own mask: after any weak view they are still equal; a strong view has the same geometry."""
+    images = images_of(torch.arange(30) % 3, 3)
+    mask, keys = images[:, 0].long(), torch.arange(30)
+    views = make_views(SPEC, "flip_crop", "digits", per_pixel=True)
+    assert views.target is not None
+    shown = views.weak(images, keys)[:, 0] * 255 * 0.25 + 255 * 0.5
+    moved = views.target(mask, keys)
+    torch.testing.assert_close(shown.round().long(), moved)
+    assert (moved != mask).any()
+    # Two colours survive most photometric operations as two; their places are those of the weak view.
+    halves = torch.where(torch.arange(8) < 3, 40, 200).to(torch.uint8).expand(30, 1, 8, 8)
+    strong, weak = views.strong(halves, keys)[:, 0], views.weak(halves, keys)[:, 0]
+    bright = strong > (strong.amin((1, 2)) + strong.amax((1, 2)))[:, None, None] / 2
+    same = (bright == (weak > 0)).double().mean((1, 2))
+    assert (same > 0.85).sum() >= 25  # a cutout hides a part of some
+
+
+# Methods.
+
+
+class Pixels(nn.Module):
+    """Two convolutions: logits of every pixel."""
+
+    def __init__(self, num_classes: int, in_channels: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(in_channels, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, num_classes, 3, padding=1)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+
+def data_of(task: Task, **kwargs: Any) -> FederatedDataModule:
+    """Images with bright quarters: their numbers as labels, their places as masks, their count as a number."""
+    quarters = (torch.arange(160)[:, None] // torch.tensor([1, 2, 4])) % 2  # all combinations of three quarters
+    images = torch.randint(0, 120, (160, 1, 8, 8), generator=torch.Generator().manual_seed(0))
+    masks = torch.zeros(160, 8, 8, dtype=torch.int64)
+    for k, (top, left) in enumerate(((0, 0), (0, 4), (4, 0))):
+        masks[:, top : top + 4, left : left + 4] = quarters[:, k, None, None]
+    images = (images + 110 * masks[:, None]).to(torch.uint8)
+    targets = {MultiLabel: quarters, Segmentation: masks, Regression: quarters.sum(1).float()}.get(
+        type(task), quarters[:, 0]
+    )
+    train, test = TensorDataset(images[:120], targets[:120]), TensorDataset(images[120:], targets[120:])
+    settings: dict[str, Any] = {
+        "weak": "crop", "strong": "digits", "num_labels": 24, "num_clients": 4, "validation": "test",
+        "client_batch_size": 5, "server_batch_size": 6,
+    }  # fmt: skip
+    return FederatedDataModule.from_datasets(train, test, task=task, **settings | kwargs)
+
+
+def network_of(task: Task) -> Any:
+    return Pixels if task.per_pixel else partial(CNN, width=4, norm="group")
+
+
+AT_CLIENTS = (FedAvg,)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints are written to the present folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+def trained(method: type[FederatedAlgorithm], task: Task, trainer: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+    at = "clients" if method in AT_CLIENTS else "server"
+    few = {"server_epochs": 2} if method is Supervised else {"client_epochs": 1}
+    algorithm = method(network=network_of(task), optimizer=sgd, **few | kwargs)
+    settings: dict[str, Any] = {"max_rounds": 2, "clients_per_round": 2, "logger": False, "accelerator": "cpu"}
+    run = FederatedTrainer(**settings | (trainer or {}))
+    run.fit(algorithm, data_of(task, label_location=at))
+    return run
+
+
+@pytest.mark.parametrize("task", [MultiLabel(), Segmentation(), Regression()], ids=lambda task: type(task).__name__)
+@pytest.mark.parametrize("method", [FedAvg, Supervised, FixMatch, UDA, SemiFL])
+def test_methods_train_on_other_tasks(method: type[FederatedAlgorithm], task: Task) -> None:
+    if not isinstance(task, method.tasks):
+        with pytest.raises(ValueError, match=rf"data\.task: {method.__name__} cannot train on Regression; .*FedAvg"):
+            trained(method, task)
+        return
+    run = trained(method, task)
+    values = run.callback_metrics
+    assert {f"val/{name}" for name in ("loss", *task.metrics)} <= values.keys()
+    assert all(math.isfinite(float(value)) for value in values.values())
+
+
+def test_a_method_that_has_not_declared_the_task_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"data\.task: SAGE cannot train on MultiLabel; .*FixMatch"):
+        trained(SAGE, MultiLabel())
+
+
+@pytest.mark.parametrize("task", [MultiLabel(), Segmentation()], ids=lambda task: type(task).__name__)
+def test_labels_teach(task: Task) -> None:
+    run = trained(Supervised, task, {"max_rounds": 25})
+    assert float(run.callback_metrics[f"val/{task.monitor}"]) > 0.8
+
+
+def test_mixed_labels_of_semifl_by_hand() -> None:
+    """Ratio 1/4 of the first label's loss, of which one is not confident, and 3/4 of the other's."""
+    algorithm = SemiFL(network=partial(nn.Identity), num_classes=2, in_shape=(2,))
+    algorithm.task, algorithm.network = MultiLabel(), nn.Identity()
+    z = torch.tensor([[LOG3, 0.0]])
+    batch: Batch = {
+        "x_strong": z, "x_weak": z, "x_mix": z, "y_fix": torch.tensor([[1, -1]]), "y_mix": torch.tensor([[0, 1]]),
+        "ratio": torch.tensor([0.25]),
+    }  # fmt: skip
+    right, wrong, blind = math.log(4 / 3), math.log(4), math.log(2)
+    loss = algorithm.training_step(batch, 0)
+    assert loss is not None
+    assert loss.item() == pytest.approx(right + (0.25 * right + 0.75 * wrong + 0.75 * blind) / 2, rel=1e-6)
+
+
+def test_annealing_of_uda_leaves_out_single_labels() -> None:
+    """At the start of a run a label is learned while its probability is at most that of a guess, 1/2."""
+    algorithm = UDA(network=partial(nn.Identity))
+    algorithm.task, algorithm.released = MultiLabel(), 0.0
+    loss = algorithm.labeled_loss(torch.tensor([[LOG3, -LOG3]]), torch.tensor([[1, 1]]))
+    assert loss.item() == pytest.approx(math.log(4))
+    pseudo = PseudoLabels(torch.tensor([[0.75, 0.5]]), torch.zeros(1, 2), torch.tensor([[True, False]]))
+    kl = math.log(2) + 0.25 * math.log(0.25) + 0.75 * math.log(0.75)
+    assert algorithm.unlabeled_loss(torch.zeros(1, 2), pseudo).item() == pytest.approx(kl / 2)
+
+
+@pytest.mark.parametrize("task", [MultiLabel(), Segmentation()], ids=lambda task: type(task).__name__)
+def test_stacked_clients_equal_single_ones(task: Task) -> None:
+    one, many = (
+        trained(SemiFL, task, {"clients_at_once": at_once, "precision": "64-true"}, threshold=0.5) for at_once in (1, 4)
+    )
+    for name in ("val/loss", f"val/{task.monitor}", "client/loss"):
+        assert float(many.callback_metrics[name]) == pytest.approx(float(one.callback_metrics[name]), rel=1e-9), name
+
+
+def test_pseudo_labels_of_pixels_lie_where_their_image_lies() -> None:
+    """SemiFL labels plain images; the moved labels must be those of the moved pixels."""
+    task = Segmentation()
+    data = data_of(task, label_location="server")
+    algorithm = SemiFL(network=network_of(task), optimizer=sgd, threshold=0.0, num_classes=2, in_shape=(1, 8, 8))
+    data.setup()
+    algorithm.task = task
+    algorithm.configure_model()
+    local = data.local_data(0, 1)
+
+    def seen(x: Tensor) -> Tensor:
+        return torch.cat([torch.zeros_like(x), x], dim=1)
+
+    algorithm.forward = seen  # type: ignore[method-assign]
+    batch = algorithm.on_client_start(local).batch(0)
+    assert torch.equal((batch["x_weak"] > 0).squeeze(1).long(), batch["y_fix"])
+    assert F.cross_entropy(seen(batch["x_weak"]), batch["y_fix"]).isfinite()
