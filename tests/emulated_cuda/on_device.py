@@ -14,7 +14,7 @@ import torch
 
 from lightning_fedssl.cli.lightning_cli import FederatedCLI
 from lightning_fedssl.storage import checkpoint_file
-from tests.emulated_cuda.device import DeviceError, EmulatedTensor, emulated_cuda
+from tests.emulated_cuda.device import DeviceError, EmulatedTensor, Graph, emulated_cuda
 
 CONFIGS = sorted(path.stem.removesuffix("_digits") for path in Path("configs").glob("*_digits.yaml"))
 CNN, MLP = {"model.network.width": 4}, {"model.network.hidden": "[16]"}
@@ -50,15 +50,20 @@ def fit(name: str, folder: Path, **more: Any) -> tuple[dict[str, torch.Tensor], 
     ("name", "at_once"), [("semifl", 1), *((name, (1, 4)[number % 2]) for number, name in enumerate(CONFIGS))]
 )
 def test_the_device_computes_what_the_cpu_does(name: str, at_once: int, tmp_path: Path) -> None:
-    """Bit by bit in float32; of the configurations every second one with stacked clients."""
+    """Bit by bit in float32; of the configurations every second one with stacked clients.
+
+    SemiFL's steps are enough to be recorded.
+    """
     common = {"trainer__clients_at_once": at_once}
     expected = fit(name, tmp_path, trainer__accelerator="cpu", trainer__devices=1, **common)
     stored = mock.patch.object(checkpoint_file, "_PLAIN", {*checkpoint_file._PLAIN, EmulatedTensor})
-    with emulated_cuda(), stored:
+    replay = mock.patch.object(Graph, "replay", autospec=True, side_effect=Graph.replay)
+    with emulated_cuda(), stored, replay as replayed:
         found = fit(name, tmp_path, trainer__accelerator="cuda", trainer__devices=1, **common)
     assert [key for key, t in expected[0].items() if not torch.equal(t, found[0][key])] == []
     assert all(t.isfinite().all() for t in found[0].values() if t.is_floating_point())
     assert found[1] == pytest.approx(expected[1], rel=1e-6, nan_ok=True)
+    assert name != "semifl" or replayed.call_count > 50
 
 
 def test_the_rules_of_the_device_are_enforced() -> None:
