@@ -118,9 +118,8 @@ def had_ended(trainer: Run) -> bool:
     ended = any(trainer.gather(trainer.should_stop or early))
     if ended:
         _log.warning(
-            "a callback had ended this run after round %d: nothing to train; to resume it, change "
-            "or remove the "
-            "callback",
+            "a callback or a spent privacy budget had ended this run after round %d: nothing to "
+            "train; to resume it, change or remove the callback, or raise epsilon",
             trainer.round_index,
         )
     return ended

@@ -57,7 +57,7 @@ def test_a_run_that_had_ended_ends_at_once_when_it_is_resumed(
     assert [trainer.round_index for trainer in trainers] == [last, last]
     assert_same(weights(models[0]), weights(models[1]))
     assert trainers[0].callback_metrics["test/accuracy"] == trainers[1].callback_metrics["test/accuracy"]
-    assert f"a callback had ended this run after round {last}: nothing to train" in caplog.text
+    assert f"had ended this run after round {last}: nothing to train" in caplog.text
 
 
 def test_the_window_is_kept_in_the_checkpoint() -> None:
