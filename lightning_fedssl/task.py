@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.functional.losses import kl_divergence
-from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32, pseudo_label
 
 
 class Task(ABC):
@@ -113,6 +113,11 @@ class Task(ABC):
     @abstractmethod
     def probabilities(self, outputs: Tensor) -> Tensor:
         """What ``predict`` returns and metrics see, in the shape of ``outputs``."""
+
+    def distances(self, outputs: Tensor, others: Tensor) -> Tensor:
+        """The mean squared distance between two predictions of each sample: ``(n,)``."""
+        difference = self.probabilities(outputs) - self.probabilities(others)
+        return difference.square().flatten(1).mean(dim=1)
 
     def label(self, outputs: Tensor, threshold: float, *, soft: bool = False) -> PseudoLabels:
         """Pseudo-labels with a confidence and a mask for each entry.
@@ -213,9 +218,7 @@ class _Softmax(Task):
 
     def label(self, outputs: Tensor, threshold: float, *, soft: bool = False) -> PseudoLabels:
         """The most probable class of each entry, and its probability."""
-        probabilities = torch.softmax(at_least_float32(outputs), dim=1)
-        confidence, labels = probabilities.max(dim=1)
-        return PseudoLabels(probabilities if soft else labels, confidence, confidence >= threshold)
+        return pseudo_label(outputs, threshold, soft=soft)
 
     def hard(self, labels: Tensor) -> Tensor:
         """See the base class."""
@@ -456,6 +459,10 @@ class Regression(Task):
     def probabilities(self, outputs: Tensor) -> Tensor:
         """The predicted numbers, in the unit of the data."""
         return outputs * self.std + self.mean
+
+    def distances(self, outputs: Tensor, others: Tensor) -> Tensor:
+        """See the base class; in units of ``std``."""
+        return super().distances(outputs, others) / self.std**2
 
 
 ONE_CLASS: tuple[type[Task], ...] = (Classification,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.algorithms import SAGE, UDA, FedAvg, FixMatch, SemiFL, Supervised
+from lightning_fedssl.algorithms import FL2, SAGE, UDA, FedAvg, FedRGD, FixMatch, MeanTeacher, SemiFL, Supervised
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.data.augment.views import make_views
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
@@ -140,6 +141,39 @@ def test_frequency_and_divergence(task: Task, outputs: Tensor, labels: Tensor, f
     assert chance == 0.5
 
 
+@pytest.mark.parametrize(
+    ("task", "output", "distance"),
+    [
+        (Classification(), [0.0, LOG3], 1 / 16),  # both classes are 1/4 away from the teacher's 1/2
+        (MultiLabel(), [0.0, LOG3], 1 / 32),  # one label of two
+        (Regression(std=3), [0.0, 2.0], 2.0),
+    ],
+)
+def test_distance_of_two_predictions(task: Task, output: list[float], distance: float) -> None:
+    found = task.distances(torch.tensor([output]), torch.zeros(1, 2))
+    torch.testing.assert_close(found, torch.tensor([distance]))
+
+
+def test_thresholds_of_fl2_are_of_each_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A label needs the mean confidence, times how frequent its outcome is beside the other one."""
+    algorithm, task = FL2(network=partial(nn.Identity), threshold=0.85), MultiLabel()
+    data = data_of(task)
+    data.setup()
+    algorithm.task = task
+    p = torch.tensor([[0.9, 0.2], [0.8, 0.4], [0.4, 0.1]])
+    soft = PseudoLabels(p, torch.maximum(p, 1 - p), torch.maximum(p, 1 - p) >= 0.85)
+    monkeypatch.setattr(algorithm, "label_images", lambda data: soft)
+    local = data.local_data(0, 1)
+    work = algorithm.on_client_start(replace(local, unlabeled=local.unlabeled[:3]))
+    assert float(work.payload["status"]) == pytest.approx(4.6 / 6)
+    assert work.pseudo_labels is not None
+    # Label 0 is present 0.7, absent 0.3: thresholds 0.767 and 0.329. Label 1 is absent 0.767: threshold 0.767.
+    assert work.pseudo_labels.mask.tolist() == [[True, True], [True, False], [True, True]]
+    batch = work.batch(0)
+    assert sorted(batch["y"].tolist()) == [[0, 0], [1, -1], [1, 0]]
+    assert int(batch["sure"].sum()) == 2
+
+
 # Metrics.
 
 
@@ -226,7 +260,7 @@ def network_of(task: Task) -> Any:
     return Pixels if task.per_pixel else partial(CNN, width=4, norm="group")
 
 
-AT_CLIENTS = (FedAvg,)
+AT_CLIENTS = (FedAvg, MeanTeacher)
 
 
 @pytest.fixture(autouse=True)
@@ -237,7 +271,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trained(method: type[FederatedAlgorithm], task: Task, trainer: dict[str, Any] | None = None, **kwargs: Any) -> Any:
     at = "clients" if method in AT_CLIENTS else "server"
-    few = {"server_epochs": 2} if method is Supervised else {"client_epochs": 1}
+    of_method = {Supervised: {"server_epochs": 2}, FedRGD: {"local_steps": 3}, FL2: {"pretrain_epochs": 1}}
+    few: dict[str, Any] = of_method.get(method, {"client_epochs": 1})
     algorithm = method(network=network_of(task), optimizer=sgd, **few | kwargs)
     settings: dict[str, Any] = {"max_rounds": 2, "clients_per_round": 2, "logger": False, "accelerator": "cpu"}
     run = FederatedTrainer(**settings | (trainer or {}))
@@ -246,7 +281,7 @@ def trained(method: type[FederatedAlgorithm], task: Task, trainer: dict[str, Any
 
 
 @pytest.mark.parametrize("task", [MultiLabel(), Segmentation(), Regression()], ids=lambda task: type(task).__name__)
-@pytest.mark.parametrize("method", [FedAvg, Supervised, FixMatch, UDA, SemiFL])
+@pytest.mark.parametrize("method", [FedAvg, Supervised, FixMatch, UDA, SemiFL, FL2, FedRGD, MeanTeacher])
 def test_methods_train_on_other_tasks(method: type[FederatedAlgorithm], task: Task) -> None:
     if not isinstance(task, method.tasks):
         with pytest.raises(ValueError, match=rf"data\.task: {method.__name__} cannot train on Regression; .*FedAvg"):

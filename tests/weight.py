@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-    "syntax nodes of package and callbacks": 201_400,
+    "syntax nodes of package and callbacks": 201_450,
     "syntax nodes of the core": 44_100,
     "comprehensions per 1,000 lines": 50,
     "tests": 20_500,

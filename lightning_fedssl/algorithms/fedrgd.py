@@ -49,7 +49,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from lightning.pytorch import Callback
 from torch import Tensor
-from torch.nn import functional as F
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithms.common import checks
@@ -58,10 +57,10 @@ from lightning_fedssl.algorithms.common.views import logits_of_views
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, WeightedSum
 from lightning_fedssl.functional.batch_norm import evaluating
-from lightning_fedssl.functional.losses import consistency_loss
-from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_work import LocalWork, labeled_work, side_by_side, unlabeled_work
 from lightning_fedssl.state import Batch, ClientUpdate
+from lightning_fedssl.task import CONFIDENT
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
@@ -97,6 +96,8 @@ class FedRGD(SlotAlgorithm):
         kwargs: The arguments of :class:`SlotAlgorithm`, T among them, and those every algorithm
             takes.
     """
+
+    tasks = CONFIDENT
 
     def __init__(
         self,
@@ -208,11 +209,11 @@ class FedRGD(SlotAlgorithm):
         """
         pseudo = self._labels_in_evaluation(batch) if self.objective == "self_training" else None
         logits = logits_of_views(self, batch, ("x", "x_weak", "x_strong"))
-        losses = [F.cross_entropy(logits["x"], batch["y"])] if "x" in logits else []
+        losses = [self.task.labeled_loss(logits["x"], batch["y"])] if "x" in logits else []
         if "x_weak" in logits:
-            pseudo = pseudo or pseudo_label(logits["x_weak"].detach(), self.threshold)
+            pseudo = pseudo or self.task.label(logits["x_weak"].detach(), self.threshold)
             trained = logits["x_strong" if "x_strong" in logits else "x_weak"]
-            losses.append(self.consistency_weight * consistency_loss(trained, pseudo))
+            losses.append(self.consistency_weight * self.task.consistency_loss(trained, pseudo))
             self.log("client/mask_rate", pseudo.mask.double().mean(), batch_size=len(pseudo.mask))
         return sum(losses[1:], start=losses[0])
 
@@ -221,7 +222,7 @@ class FedRGD(SlotAlgorithm):
         if "x_weak" not in batch:
             return None
         with evaluating(self):
-            return pseudo_label(self(batch["x_weak"]), self.threshold)
+            return self.task.label(self(batch["x_weak"]), self.threshold)
 
     # What the server does.
 

@@ -37,18 +37,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 from torch.func import grad
-from torch.nn import functional as F
 
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.semifl import GlobalLabels
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.losses import kl_divergence, masked_cross_entropy
+from lightning_fedssl.functional.losses import masked_mean
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32
 from lightning_fedssl.functional.sharpness import asam_step
 from lightning_fedssl.functional.tied import call_with
 from lightning_fedssl.local_work import LocalWork, labeled_work, unlabeled_work
 from lightning_fedssl.state import Batch, ClientUpdate
+from lightning_fedssl.task import CONFIDENT
 
 if TYPE_CHECKING:
     from lightning_fedssl.round import Federation
@@ -74,6 +74,7 @@ class FL2(GlobalLabels):
             numbers of epochs E, the server's momentum and phase.
     """
 
+    tasks = CONFIDENT
     soft_labels = True
 
     def __init__(
@@ -129,21 +130,21 @@ class FL2(GlobalLabels):
         """
         if not len(data.unlabeled):
             return unlabeled_work(data)
-        probabilities = self.label_images(data).labels
-        confidence, labels = probabilities.max(dim=-1)
-        status, share = confidence.mean(), probabilities.mean(dim=0)
-        least = (
-            status * (share / share.max())[labels] if self.adaptive_threshold else self.threshold
-        )
-        pseudo = PseudoLabels(labels, confidence, confidence >= least)
-        used = pseudo.mask.nonzero().squeeze(1)
+        probabilities, confidence, sure = self.label_images(data)
+        labels, status = self.task.hard(probabilities), confidence.mean()
+        pseudo = PseudoLabels(labels, confidence, sure)
+        if self.adaptive_threshold:
+            least = status * self.task.frequency(probabilities, labels)
+            pseudo = pseudo._replace(mask=confidence >= least)
+        targets, sure = self.task.confident_targets(pseudo), sure & pseudo.mask
+        used = self.task.has_confident(pseudo).nonzero().squeeze(1)
 
         def make_batch(rows: Tensor, visits: Visits) -> Batch:
-            x, sure = data.unlabeled[used[rows]], confidence[used[rows]] >= self.threshold
+            x = data.unlabeled[used[rows]]
             batch = {
                 "x_strong": data.strong(x, "strong", visits=visits),
-                "y": labels[used[rows]],
-                "sure": sure,
+                "y": data.target(targets[used[rows]], "weak", visits=visits),
+                "sure": data.target(sure[used[rows]], "weak", visits=visits),
             }
             if self.consistency_target == "weak":
                 batch["x_weak"] = data.weak(x, "weak", visits=visits)
@@ -155,7 +156,7 @@ class FL2(GlobalLabels):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Cross-entropy, and the sharpness-aware consistency of sure images."""
         logits = self(batch["x_strong"])
-        loss = F.cross_entropy(logits, batch["y"])
+        loss = self.task.loss(logits, batch["y"])
         if self.rho == 0:
             return loss
         trained = self.server.parameters
@@ -166,9 +167,8 @@ class FL2(GlobalLabels):
             self._logits(weights, batch["x_weak"]) if self.consistency_target == "weak" else logits
         )
         raised = self._logits(self._raised(weights, batch), batch["x_strong"])
-        return (
-            loss + (kl_divergence(raised, target.detach().softmax(dim=-1)) * batch["sure"]).mean()
-        )
+        divergences = self.task.divergences(raised, self.task.probabilities(target.detach()))
+        return loss + (divergences * batch["sure"]).mean()
 
     def client_weight(self, update: ClientUpdate) -> float:
         """``1 - t_k``, or as ``client_weighting`` says."""
@@ -180,9 +180,8 @@ class FL2(GlobalLabels):
         """The weights after ASAM's step against the cross-entropy of the sure images: w + eps."""
 
         def sure_loss(candidate: State) -> Tensor:
-            return masked_cross_entropy(
-                self._logits(candidate, batch["x_strong"]), batch["y"], batch["sure"]
-            )
+            logits = self._logits(candidate, batch["x_strong"])
+            return masked_mean(self.task.entry_losses(logits, batch["y"]), batch["sure"])
 
         with torch.no_grad():
             steps = asam_step(weights, grad(sure_loss)(weights), self.rho, self.eta)

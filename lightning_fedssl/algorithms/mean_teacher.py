@@ -31,6 +31,7 @@ from lightning_fedssl.functional.tied import call_with
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.state import Batch
+from lightning_fedssl.task import ANY_TASK
 
 
 class MeanTeacher(PairedBatches):
@@ -44,6 +45,7 @@ class MeanTeacher(PairedBatches):
             :class:`~lightning_fedssl.algorithms.common.labeled_unlabeled.PairedBatches`.
     """
 
+    tasks = ANY_TASK
     local_modules: ClassVar[frozenset[str]] = frozenset({"teacher"})
 
     def __init__(self, decay: float = 0.99, **kwargs: Any) -> None:
@@ -72,13 +74,13 @@ class MeanTeacher(PairedBatches):
         return super().training_step(batch, batch_idx)
 
     def unlabeled_terms(self, logits: Tensor, batch: Batch) -> list[Tensor]:
-        """The student's squared distance from the teacher's probabilities."""
-        distance = (logits.softmax(dim=-1) - self.teach(batch["u"])).square().mean(dim=-1)
-        return [(batch["alpha0"] * distance).mean()]
+        """The squared distance between the student's and the teacher's predictions."""
+        distances = self.task.distances(logits, self.teach(batch["u"]))
+        return [(batch["alpha0"] * distances).mean()]
 
     @torch.no_grad()
     def teach(self, u: Tensor) -> Tensor:
-        """The teacher's probabilities ``(batch, classes)``; the student's buffers do not change.
+        """The teacher's logits ``(batch, classes)``; the student's buffers do not change.
 
         The teacher's weights run through the student's layers in training mode, with dropout and
         batch statistics.
@@ -87,4 +89,4 @@ class MeanTeacher(PairedBatches):
         logits: Tensor = call_with(
             self.network, {**dict(self.teacher["network"].named_parameters()), **buffers}, u
         )
-        return logits.softmax(dim=-1)
+        return logits

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.fixmatch import FixMatch
+from lightning_fedssl.functional.losses import masked_mean
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 
 Annealing = Literal["none", "log", "linear", "exp"]
@@ -75,10 +76,8 @@ class UDA(FixMatch):
         0 if there is none.
         """
         found, chance = self.task.true_probability(logits.detach(), labels)
-        losses = self.task.entry_losses(logits, labels)
         used = (found <= self.released * (1 - chance) + chance) & self.task.known(labels)
-        weights = used.to(losses.dtype)
-        return (losses * weights).sum() / weights.sum().clamp(min=1)
+        return masked_mean(self.task.entry_losses(logits, labels), used)
 
     def label(self, logits: Tensor, x_weak: Tensor) -> PseudoLabels:
         """Sharpened probabilities ``(batch, classes)``, with the mask of the unsharpened ones."""

@@ -20,7 +20,16 @@ def masked_cross_entropy(logits: Tensor, target: Tensor, mask: Tensor) -> Tensor
         target: ``(batch,)`` classes or ``(batch, classes)`` probabilities.
         mask: ``(batch,)`` bool or weights.
     """
-    losses = F.cross_entropy(logits, target, reduction="none")
+    return masked_mean(F.cross_entropy(logits, target, reduction="none"), mask)
+
+
+def masked_mean(losses: Tensor, mask: Tensor) -> Tensor:
+    """The mean of the losses with a true mask; 0 without one.
+
+    Args:
+        losses: ``(batch, ...)``.
+        mask: Bool or weights, in their shape.
+    """
     weights = mask.to(losses.dtype)
     return (losses * weights).sum() / weights.sum().clamp(min=1)
 

@@ -14,9 +14,9 @@ class PseudoLabels(NamedTuple):
 
     Attributes:
         labels: ``(n,)`` int64, the most probable class; soft labels are probabilities ``(n,
-            classes)``.
-        confidence: ``(n,)``, the probability of that class.
-        mask: ``(n,)`` bool, whether the confidence is at least the threshold.
+            classes)``. Of several labels of an image, or of pixels, ``(n, ...)``.
+        confidence: ``(n,)``, the probability of that class; ``(n, ...)`` likewise.
+        mask: Bool in the shape of the confidence, whether it is at least the threshold.
     """
 
     labels: Tensor
@@ -39,12 +39,12 @@ def pseudo_label(logits: Tensor, threshold: float, *, soft: bool = False) -> Pse
     ``threshold``.
 
     Args:
-        logits: ``(n, classes)``.
+        logits: ``(n, classes)``, or of pixels ``(n, classes, height, width)``.
         threshold: tau; the test is inclusive (SemiFL Eq. 3, FixMatch Eq. 4).
         soft: Return the probabilities instead of the class (SemiFL Eq. 2 as printed).
     """
-    probabilities = torch.softmax(at_least_float32(logits), dim=-1)
-    confidence, labels = probabilities.max(dim=-1)
+    probabilities = torch.softmax(at_least_float32(logits), dim=1)
+    confidence, labels = probabilities.max(dim=1)
     return PseudoLabels(probabilities if soft else labels, confidence, confidence >= threshold)
 
 

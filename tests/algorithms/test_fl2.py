@@ -79,7 +79,7 @@ def test_threshold_is_the_mean_confidence_scaled_by_class(monkeypatch: pytest.Mo
     local = data.local_data(0, 1)
     logits = torch.randn(len(local.unlabeled), 3, generator=torch.Generator().manual_seed(0)) + torch.tensor([1, 0, 0])
     p, algorithm = logits.softmax(1), toy_fl2()
-    monkeypatch.setattr(algorithm, "label_images", lambda data: PseudoLabels(p, p, p > 0))
+    monkeypatch.setattr(algorithm, "label_images", lambda data: PseudoLabels(p, p.amax(1), p.amax(1) >= 0.95))
     work = algorithm.on_client_start(local)
     status, share = float(p.amax(1).mean()), p.mean(0)
     least = [status * float(share[row.argmax()] / share.max()) for row in p]

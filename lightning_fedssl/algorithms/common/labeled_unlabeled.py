@@ -10,7 +10,6 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
-from torch.nn import functional as F
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.common import checks
@@ -99,7 +98,7 @@ class PairedBatches(FederatedAlgorithm, ABC):
         """
         logits = self(torch.cat([batch[name] for name in ("x", "u") if name in batch]))
         count = len(batch["y"]) if "y" in batch else 0
-        terms = [F.cross_entropy(logits[:count], batch["y"])] if count else []
+        terms = [self.task.labeled_loss(logits[:count], batch["y"])] if count else []
         if "u" in batch:
             terms += self.unlabeled_terms(logits[count:], batch)
         return sum(terms[1:], start=terms[0])

@@ -225,11 +225,15 @@ class View:
         """The view before the normalisation, uint8."""
         if images.dtype != torch.uint8:
             raise TypeError(f"views are made of uint8 images, not of {images.dtype}")
-        counts = [stage.draws for stage in self.stages]
-        numbers = sampling.uniform(keys, self.first_draw + sum(counts))[:, self.first_draw :]
-        for stage, draws in zip(self.stages, numbers.split(counts, dim=1), strict=True):
-            images = stage(images, draws)
-        return images
+        return _applied(self.stages, images, keys, self.first_draw)
+
+
+def _applied(stages: Sequence[Stage], images: Tensor, keys: Tensor, first_draw: int = 0) -> Tensor:
+    counts = [stage.draws for stage in stages]
+    numbers = sampling.uniform(keys, first_draw + sum(counts))[:, first_draw:]
+    for stage, draws in zip(stages, numbers.split(counts, dim=1), strict=True):
+        images = stage(images, draws)
+    return images
 
 
 class TargetView:
@@ -244,12 +248,7 @@ class TargetView:
 
     def __call__(self, targets: Tensor, keys: Tensor) -> Tensor:
         """Targets ``(n, height, width)`` of the views with ``keys`` ``(n,)``."""
-        counts = [stage.draws for stage in self.stages]
-        moved = targets[:, None]
-        numbers = sampling.uniform(keys, sum(counts))
-        for stage, draws in zip(self.stages, numbers.split(counts, dim=1), strict=True):
-            moved = stage(moved, draws)
-        return moved[:, 0]
+        return _applied(self.stages, targets[:, None], keys)[:, 0]
 
 
 _DIGIT_SETS = ("digits", "mnist", "emnist")
