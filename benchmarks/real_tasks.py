@@ -24,14 +24,16 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
 
 from lightning_fedssl import Experiment
 from lightning_fedssl.callbacks import LabelsAlone
-from real_candidates import CANDIDATES
+from real_candidates import CANDIDATES, WEIGHTS
 from real_data import Array, Pool, cells, lite0_weights, named, series, table
 
-TEST, UNLABELED, CLIENTS, ALPHA = 500, 600, 6, 0.3
-"""At most so many test samples, and samples of the clients; clients; the skew of their classes."""
+TEST, TRAIN, CLIENTS, ALPHA = 500, 1000, 6, 0.3
+"""At most so many test and training samples; clients; the skew of their classes."""
 
 DEVELOPMENT = {
     "tables": (
@@ -53,7 +55,7 @@ PARTS = {"development": DEVELOPMENT, "judging": JUDGING}
 PER_CLASS = (3, 10, 50)
 COLUMNS = (
     "task", "per_class", "clients", "seed", "candidate", "kind", "labels", "tests", "bound", "with_clients", "chosen",
-    "method", "logistic_regression", "extra_trees", "random_kernels", "majority", "seconds",
+    "method", "logistic_regression", "extra_trees", "raw_logistic_regression", "majority", "seconds",
 )  # fmt: skip
 
 
@@ -89,6 +91,8 @@ def reader(kind: str, name: str, wheels: Path, root: Path) -> Callable[[], Pool]
 def federation(pool: Pool, per_class: int, skewed: bool, seed: int) -> dict[str, Array] | None:
     """The arrays of a task, of which a training sample without a label has label -1.
 
+    Samples and their order depend on data set and seed alone, so that features of them are computed once.
+
     Args:
         pool: The data set.
         per_class: Labels of each class.
@@ -100,18 +104,18 @@ def federation(pool: Pool, per_class: int, skewed: bool, seed: int) -> dict[str,
     """
     rng = np.random.default_rng([seed, zlib.crc32(pool.samples[:10].tobytes())])
     test, rest = _test_and_rest(pool.labels, rng)
-    own = [rest[pool.labels[rest] == label][:per_class] for label in range(pool.labels.max() + 1)]
-    if any(2 * per_class > np.sum(pool.labels[rest] == label) for label in range(len(own))):
+    train = rest[:TRAIN]
+    truth = pool.labels[train]
+    places = [np.flatnonzero(truth == label) for label in range(pool.labels.max() + 1)]
+    if any(2 * per_class > len(of_class) for of_class in places):
         return None
-    server = np.concatenate(own)
-    unlabeled = np.setdiff1d(rest, server, assume_unique=True)[:UNLABELED]
-    train = np.concatenate([server, unlabeled])
-    labels = np.concatenate([pool.labels[server], np.full(len(unlabeled), -1)])
+    labels = np.full(len(train), -1)
+    for of_class in places:
+        labels[of_class[:per_class]] = truth[of_class[:per_class]]
     if skewed and pool.groups is not None:
         owners = np.unique(pool.groups[train], return_inverse=True)[1]
     else:
-        drawn = _skewed(pool.labels[unlabeled], rng) if skewed else rng.permutation(len(unlabeled)) % CLIENTS
-        owners = np.concatenate([np.arange(len(server)) % CLIENTS, drawn])  # the server's labels belong to no client
+        owners = _skewed(truth, rng) if skewed else rng.permutation(len(train)) % CLIENTS
     return {
         "train": pool.samples[train], "train_labels": labels, "client_ids": owners, "test": pool.samples[test],
         "test_labels": pool.labels[test],
@@ -152,14 +156,17 @@ def train(kind: str, arrays: dict[str, Array], run: Run, lite0: Path) -> dict[st
     preset, overrides = CANDIDATES[kind][run.candidate]
     started = time.process_time()
     with TemporaryDirectory() as folder:
-        np.savez(Path(folder, "task.npz"), **arrays)  # type: ignore[arg-type]
+        stored = small(arrays) if preset == "presets/images.yaml" else arrays
+        np.savez(Path(folder, "task.npz"), **stored)  # type: ignore[arg-type]
         keys = {
             "seed_everything": run.seed, "data.dataset": str(Path(folder, "task.npz")), "trainer.devices": 1,
             "data.num_clients": int(arrays["client_ids"].max()) + 1, "data.num_labels": "all",
             "data.partition": "NaturalClients", "trainer.enable_progress_bar": False,
             "trainer.default_root_dir": folder,
         }  # fmt: skip
-        given = {key: str(lite0) if value == "LITE0" else value for key, value in overrides.items()}
+        given = {key: str(lite0) if value == WEIGHTS else value for key, value in overrides.items()}
+        if "pretrained" in preset:
+            given["data.cache_dir"] = str(lite0.parent / "features")
         trainer, model, data = Experiment.from_config(preset, keys, given)
         trainer.fit(model, data)
         found = {name: float(value) for name, value in trainer.callback_metrics.items()}
@@ -167,12 +174,43 @@ def train(kind: str, arrays: dict[str, Array], run: Run, lite0: Path) -> dict[st
     measured = {
         "bound": "bound/accuracy", "with_clients": "test/accuracy", "chosen": "chosen/accuracy",
         "logistic_regression": "simple/logistic_regression", "extra_trees": "simple/extra_trees",
-        "random_kernels": "simple/random_kernels", "majority": "simple/majority",
+        "raw_logistic_regression": "raw", "majority": "simple/majority",
     }  # fmt: skip
+    if kind == "series":
+        found["raw"] = raw_logistic_regression(arrays)
     values = {column: f"{100 * found.get(name, math.nan):.1f}" for column, name in measured.items()}
     counts = {"labels": int((arrays["train_labels"] >= 0).sum()), "tests": len(arrays["test_labels"])}
     seconds = round(time.process_time() - started, 1)
     return {"kind": kind, "method": method, **counts, **values, "seconds": seconds}
+
+
+def raw_logistic_regression(arrays: dict[str, Array]) -> float:
+    """Test accuracy on the values of series as they are, where the run has other features.
+
+    Args:
+        arrays: The task.
+    """
+    rows = {part: arrays[part].reshape(len(arrays[part]), -1) for part in ("train", "test")}
+    scaler, labeled = StandardScaler().fit(rows["train"]), arrays["train_labels"] >= 0
+    fitted = LogisticRegression(max_iter=200).fit(
+        scaler.transform(rows["train"][labeled]), arrays["train_labels"][labeled]
+    )
+    return float(fitted.score(scaler.transform(rows["test"]), arrays["test_labels"]))
+
+
+def small(arrays: dict[str, Array]) -> dict[str, Array]:
+    """Images of 32 pixels a side, for a network from scratch.
+
+    Args:
+        arrays: A task of images of 32 pixels a side or a multiple.
+    """
+    result = dict(arrays)
+    for part in ("train", "test"):
+        images = arrays[part]
+        step = images.shape[-1] // 32
+        blocks = images.reshape(*images.shape[:2], 32, step, 32, step)
+        result[part] = blocks.mean((3, 5)).astype(np.uint8)
+    return result
 
 
 def wanted(options: argparse.Namespace) -> Iterator[tuple[str, Run]]:

@@ -9,11 +9,15 @@ import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from lightning_fedssl import sampling
+from lightning_fedssl.models.backbones import SHORTEST_SERIES, RandomKernels
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from torch import Tensor
 
     from lightning_fedssl.data import FederatedDataModule
@@ -50,7 +54,8 @@ class Answer(NamedTuple):
 
 
 def simple_answers(data: FederatedDataModule) -> list[Answer]:
-    """Fits logistic regression and extra trees to the server's labels.
+    """Fits logistic regression and extra trees to the server's labels; to series also a ridge
+    classifier on random convolution kernels (ROCKET).
 
     Args:
         data: The data of a run, set up, with labels at the server.
@@ -62,23 +67,20 @@ def simple_answers(data: FederatedDataModule) -> list[Answer]:
     own = data.local_data(sampling.SERVER, 1)
     labels = own.labels.cpu().numpy()
     smallest = np.bincount(labels, minlength=data.num_classes).min(initial=len(labels))
-    if smallest < 2 or len(labels) * own.images[0].numel() > MOST_VALUES:
+    if smallest < 2 or len(labels) * math.prod(data.in_shape) > MOST_VALUES:
         return []
-    samples = _rows(own.plain(own.labeled))
     batches = list(data.evaluation_batches("test"))
-    test = np.concatenate([_rows(x) for x, _ in batches])
-    truth = np.concatenate([y.cpu().numpy() for _, y in batches])
+    samples = {"labels": own.plain(own.labeled), "test": torch.cat([x for x, _ in batches])}
+    truth = torch.cat([y for _, y in batches]).cpu().numpy()
     answers = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # separable classes: the weights need not converge
-        for name, classifier in _classifiers().items():
-            right = _cross_validated(classifier, samples, labels, min(FOLDS, int(smallest)))
-            accuracy = float(classifier.fit(samples, labels).score(test, truth))
-            answers.append(
-                Answer(
-                    name, float(right.mean()), accuracy_error(right.mean(), len(right)), accuracy
-                )
-            )
+        for name, (classifier, features) in _classifiers(data.in_shape).items():
+            rows = {part: _rows(features(x)) for part, x in samples.items()}
+            right = _cross_validated(classifier, rows["labels"], labels, min(FOLDS, int(smallest)))
+            accuracy = float(classifier.fit(rows["labels"], labels).score(rows["test"], truth))
+            error = accuracy_error(right.mean(), len(right))
+            answers.append(Answer(name, float(right.mean()), error, accuracy))
     return sorted(answers, key=lambda answer: -answer.estimate)
 
 
@@ -103,14 +105,21 @@ def accuracy_error(accuracy: float, count: int) -> float:
     return math.sqrt(share * (1 - share) / count)
 
 
-def _classifiers() -> dict[str, Any]:
+def _classifiers(shape: Sequence[int]) -> dict[str, tuple[Any, Callable[[Tensor], Tensor]]]:
+    """Classifiers by name, each with the function that gives its features of samples of a shape."""
     from sklearn.ensemble import ExtraTreesClassifier
-    from sklearn.linear_model import LogisticRegression
+    from sklearn.linear_model import LogisticRegression, RidgeClassifierCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
 
-    return {
-        "logistic regression": LogisticRegression(max_iter=200),
-        "extra trees": ExtraTreesClassifier(100, random_state=0),
+    made: dict[str, tuple[Any, Callable[[Tensor], Tensor]]] = {
+        "logistic regression": (LogisticRegression(max_iter=200), torch.Tensor.contiguous),
+        "extra trees": (ExtraTreesClassifier(100, random_state=0), torch.Tensor.contiguous),
     }
+    if len(shape) == 2 and shape[1] >= SHORTEST_SERIES:
+        ridge = make_pipeline(StandardScaler(), RidgeClassifierCV(np.logspace(-3, 3, 7)))
+        made["random kernels"] = (ridge, RandomKernels())
+    return made
 
 
 def _cross_validated(classifier: Any, samples: Array, labels: Array, folds: int) -> Array:
@@ -122,4 +131,4 @@ def _cross_validated(classifier: Any, samples: Array, labels: Array, folds: int)
 
 
 def _rows(samples: Tensor) -> Array:
-    return samples.flatten(1).float().cpu().numpy()
+    return samples.detach().flatten(1).float().cpu().numpy()

@@ -22,7 +22,7 @@ no harm. Shares are the mean of the labels' and of the predicted ones: neither i
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -48,17 +48,23 @@ class SelfTraining(ServerPhases):
     an estimate.
 
     Args:
+        server_phase: In parallel with the clients, on the same weights, so that both send gradients
+            of one model.
+        server_steps: Steps of the server in a round: one, on all labels.
         kwargs: The arguments of
-            :class:`~lightning_fedssl.algorithms.common.server_phases.ServerPhases`; the phase is
-            ``parallel``.
+            :class:`~lightning_fedssl.algorithms.common.server_phases.ServerPhases`.
     """
 
     label_shares: Tensor
     predicted_shares: Tensor
 
-    def __init__(self, **kwargs: Any) -> None:
-        kwargs = {"server_phase": "parallel", "server_steps": 1, **kwargs}
-        super().__init__(**kwargs)
+    def __init__(
+        self,
+        server_phase: Literal["after", "before", "parallel"] = "parallel",
+        server_steps: int | None = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(server_phase=server_phase, server_steps=server_steps, **kwargs)
 
     def configure_model(self) -> None:
         """The network, and the class shares of labels and predictions, equal before the run."""

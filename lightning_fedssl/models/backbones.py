@@ -102,15 +102,21 @@ def _load(network: nn.Module, path: str) -> None:
     network.load_state_dict({name: found[name] for name in own})
 
 
+SHORTEST_SERIES = 11
+"""Steps of the longest kernel, which a series needs at least."""
+
+
 class RandomKernels(Backbone):
-    """Features of series by random convolution kernels.
+    """Features of series by random convolution kernels, and the series themselves.
 
     A. Dempster, F. Petitjean, G. I. Webb, "ROCKET", Data Mining and Knowledge Discovery 2020, arXiv
     1910.13051: kernels of random length (7, 9 or 11), weights, bias, dilation and padding; each
-    gives the share of positive values and the largest value.
+    gives the share of positive values and the largest value. Kernels do not see the level of a
+    series, so its values are features, too: repeated until they are about as many, they weigh as
+    much.
 
     Args:
-        kernels: Number of kernels; a sample has twice as many features.
+        kernels: Number of kernels; each gives two features.
         seed: Of the kernels.
     """
 
@@ -120,7 +126,9 @@ class RandomKernels(Backbone):
         self.groups: list[tuple[int, int]] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features ``(n, 2 * kernels)`` of series ``(n, channels, time)``."""
+        """Features ``(n, d)`` of series ``(n, channels, time)``: ``2 * kernels``, and the values
+        ``max(1, 2 * kernels // (channels * time))`` times.
+        """
         if not self.groups:
             self._draw(x)
         features = []
@@ -130,14 +138,16 @@ class RandomKernels(Backbone):
             )
             y = F.conv1d(x, weight, bias, padding=padding, dilation=dilation)
             features += [(y > 0).to(x.dtype).mean(2), y.amax(2)]
+        values = x.flatten(1)
+        features.append(values.repeat(1, max(1, 2 * self.kernels // values.shape[1])))
         return torch.cat(features, dim=1)
 
     def _draw(self, x: Tensor) -> None:
         """Draw the kernels for series of this shape; those of equal form are one convolution."""
-        if x.ndim != 3 or x.shape[2] < 11:
+        if x.ndim != 3 or x.shape[2] < SHORTEST_SERIES:
             raise ValueError(
-                "data.backbone: RandomKernels takes series (channels, time) of at least 11 steps, "
-                f"and samples are {tuple(x.shape[1:])}"
+                "data.backbone: RandomKernels takes series (channels, time) of at least "
+                f"{SHORTEST_SERIES} steps, and samples are {tuple(x.shape[1:])}"
             )
         generator = torch.Generator().manual_seed(self.seed)
         drawn: dict[tuple[int, int, int], list[tuple[Tensor, Tensor]]] = {}

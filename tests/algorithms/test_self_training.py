@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from lightning_fedssl import Experiment
 from lightning_fedssl.data import Dirichlet, Iid, Partition
 from lightning_fedssl.models import MLP
 from tests.algorithms.helpers import fitted, toy_self_training
@@ -57,3 +58,10 @@ def test_it_is_pooled_self_training_whatever_the_partition(
         assert torch.allclose(trained[name], expected, atol=1e-6), name
     sizes = data.statistics.sizes
     assert int(sizes.max()) > 2 * int(sizes.min()) or isinstance(partition, Iid)
+
+
+@pytest.mark.parametrize("preset", ["signals", "pretrained_images"])
+def test_a_configuration_keeps_the_phase_and_the_one_step_of_the_server(preset: str) -> None:
+    named = {"data.dataset": "digits", "data.num_labels": 20, "data.backbone": None}
+    method = Experiment.from_config(f"presets/{preset}.yaml", named, {}).model
+    assert (method.server_phase, method.server_steps, method.init_head) == ("parallel", 1, "labels")

@@ -33,6 +33,8 @@ def test_only_the_servers_labels_are_in_a_task_and_clients_are_skewed_if_asked(r
     pool = real_tasks.reader("tables", "heart", wheels, wheels)()
     assert pool.samples.shape == (120, 3)
     arrays = real_tasks.federation(pool, 3, False, 0)
+    more = real_tasks.federation(pool, 10, True, 0)
+    assert np.array_equal(arrays["train"], more["train"])  # whose features are the same
     again, other = (real_tasks.federation(pool, 3, False, seed) for seed in (0, 1))
     assert all(np.array_equal(arrays[name], again[name]) for name in arrays)
     assert not np.array_equal(arrays["train"], other["train"])

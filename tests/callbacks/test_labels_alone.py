@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from sklearn.linear_model import LogisticRegression
 
 from lightning_fedssl.algorithms import FixMatch, Supervised
@@ -13,6 +14,7 @@ from lightning_fedssl.callbacks import LabelsAlone
 from lightning_fedssl.callbacks.labels_alone import CHOSEN, EXPECTED_ERROR, estimate_gain, verdict
 from lightning_fedssl.callbacks.simple_classifiers import simple_answers
 from lightning_fedssl.cli import export
+from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.models import CNN
 from lightning_fedssl.sampling import SERVER
 from lightning_fedssl.trainer import FederatedTrainer
@@ -133,3 +135,14 @@ def test_simple_classifiers_are_fitted_to_the_servers_labels_and_ordered_by_them
     fitted = LogisticRegression(max_iter=200).fit(own.plain(own.labeled).flatten(1), own.labels)
     expected = fitted.score(x.flatten(1), y)
     assert {a.key: a.accuracy for a in answers}["simple/logistic_regression"] == pytest.approx(expected)
+
+
+def test_series_have_random_kernels_and_features_of_a_backbone_do_not() -> None:
+    labels = torch.arange(40) % 2
+    x = torch.randn(40, 1, 16, generator=torch.Generator().manual_seed(0))
+    x[labels == 1, 0, 4:] += torch.linspace(-2, 2, 12)
+    given: Any = {"num_clients": 2, "num_labels": 8, "validation": 0, "weak": "none", "strong": "none"}
+    for backbone, expected in ((None, True), (lambda x: x.flatten(1), False)):
+        data = FederatedDataModule.from_datasets((x, labels), (x, labels), backbone=backbone, **given)
+        data.setup()
+        assert ("simple/random_kernels" in {a.key: a.accuracy for a in simple_answers(data)}) == expected
