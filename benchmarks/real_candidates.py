@@ -27,10 +27,8 @@ PRETRAINED: Keys = {"data.backbone.init_args.weights": WEIGHTS}
 CANDIDATES: dict[str, dict[str, tuple[str, Keys]]] = {
     "tables": {
         "preset": ("presets/table.yaml", {}),
-        "FL2": ("presets/table.yaml", {**ALL_LABELS, "model.adaptive_threshold": True}),
-        "FL2, fixed threshold": ("presets/table.yaml", {**ALL_LABELS, **FIXED}),
-        "FL2, fixed threshold, linear": ("presets/table.yaml", {**ALL_LABELS, **FIXED, **LINEAR}),
-        "self-training, linear": ("presets/table.yaml", {**ALL_LABELS, **SELF_TRAINING}),
+        "FL2": ("presets/table.yaml", {"model.adaptive_threshold": True}),
+        "self-training, linear": ("presets/table.yaml", SELF_TRAINING),
     },
     "series": {
         "preset": ("presets/signals.yaml", {}),
@@ -47,7 +45,7 @@ CANDIDATES: dict[str, dict[str, tuple[str, Keys]]] = {
         "FL2, fixed threshold, on features of views": (
             "presets/pretrained_images.yaml", {**PRETRAINED, **FL2, **FEW_STEPS, **VIEWS}
         ),
-        "from scratch: FL2": ("presets/images.yaml", {**ALL_LABELS, "model.adaptive_threshold": True}),
+        "from scratch: FL2": ("presets/images.yaml", ALL_LABELS),
         "from scratch: FL2, fixed threshold": ("presets/images.yaml", {**ALL_LABELS, **FIXED}),
     },
 }  # fmt: skip
