@@ -63,5 +63,5 @@ def test_it_is_pooled_self_training_whatever_the_partition(
 @pytest.mark.parametrize("preset", ["signals", "pretrained_images"])
 def test_a_configuration_keeps_the_phase_and_the_one_step_of_the_server(preset: str) -> None:
     named = {"data.dataset": "digits", "data.num_labels": 20, "data.backbone": None}
-    method = Experiment.from_config(f"presets/{preset}.yaml", named, {}).model
+    method: Any = Experiment.from_config(f"presets/{preset}.yaml", named, {}).model
     assert (method.server_phase, method.server_steps, method.init_head) == ("parallel", 1, "labels")
