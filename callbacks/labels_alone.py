@@ -5,26 +5,20 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.trainer.states import TrainerStatus
 
-from lightning_fedssl import sampling
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.checkpoint import FederatedCheckpoint
 from lightning_fedssl.callbacks.simple_classifiers import (
-    Answer,
     accuracy_error,
-    majority_share,
     simple_answers,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.run import Run
 
@@ -126,59 +120,49 @@ class LabelsAlone(FederatedCallback):
         labels_alone: Path,
     ) -> None:
         """Write the checkpoint that ``export`` takes, and say which model it has and why."""
-        measured, path = trainer.callback_metrics, FederatedCheckpoint.folder(trainer) / CHOSEN
         count = len(trainer.datamodule.validation_labels)
-        pair = (float(measured["val/accuracy"]), bound["val/accuracy"]) if count else (0.0, 0.0)
-        gain, error = estimate_gain(*pair, count, self.expected_gain)
+        both = (trainer.callback_metrics, bound)
+        ours, alone = (float(metrics.get("val/accuracy", 0)) for metrics in both)
+        gain, error = estimate_gain(ours, alone, count, self.expected_gain)
+        path = FederatedCheckpoint.folder(trainer) / CHOSEN
         trainer.save_checkpoint(path, weights_only=True)
-        self.chosen, accuracy = type(algorithm).__name__, float(measured["test/accuracy"])
+        self.chosen, model = type(algorithm).__name__, "the last model"
         if gain <= 0:
-            self.chosen, accuracy = "Supervised", bound["test/accuracy"]
+            self.chosen, model = "Supervised", "the labels alone"
             if trainer.is_global_zero:
                 shutil.copy(labels_alone, path)
+        accuracy = float(both[gain <= 0]["test/accuracy"])
         trainer.log_metrics({"chosen/accuracy": accuracy})
-        model, other = ("the last model", "")
-        if gain <= 0:
-            model, other = ("the labels alone", " (--ckpt_path last takes the last model)")
-        noun = trainer.datamodule.spec.noun
+        points = [f"{100 * value:+.1f}" for value in (gain, error, self.expected_gain)]
         self.lines.append(
-            f"export takes {model}: estimated gain by the clients' {noun}s "
-            f"{100 * gain:+.1f} points, standard error {100 * error:.1f}, of "
-            f"{100 * self.expected_gain:+.1f} expected and {count} validation {noun}s{other}"
+            f"export takes {model}: estimated gain by the clients {points[0]} points (standard "
+            f"error {points[1][1:]}), of {points[2]} expected and {count} validation samples"
         )
 
     def _compare(self, trainer: Run) -> None:
         """Fit the simple classifiers, and say how all compare on the test samples."""
         data, measured = trainer.datamodule, trainer.callback_metrics
         answers = trainer.gather(simple_answers(data) if trainer.is_global_zero else [])[0]
-        most = majority_share(data.test_labels)
-        trainer.log_metrics({"simple/majority": most} | {a.key: a.accuracy for a in answers})
-        accuracy, alone = float(measured["test/accuracy"]), float(measured["bound/accuracy"])
-        noun, labels = data.spec.noun, len(data.local_data(sampling.SERVER, 1).labels)
-        self.lines.append(verdict(alone, accuracy, len(data.test_labels), noun))
-        if answers:
-            self.lines.append(simple_line(answers, most))
-        simple = [(answer.name, answer.accuracy) for answer in answers[:1]]
-        name, best = max([("labels alone", alone), *simple], key=itemgetter(1))
-        self.lines.append(
-            f"best on these {labels} labels: {name} {100 * best:.1f} %; with the clients' "
-            f"{noun}s {100 * accuracy:.1f} %"
+        most = float(data.test_labels.bincount().max() / len(data.test_labels))
+        trainer.log_metrics(
+            {f"simple/{a.name.replace(' ', '_')}": a.accuracy for a in answers}
+            | {"simple/majority": most}
         )
-
-
-def simple_line(answers: Sequence[Answer], majority: float) -> str:
-    """What simple classifiers reach.
-
-    Args:
-        answers: The classifiers, the best one by cross-validation first; at least one.
-        majority: Share of the largest class among the test samples.
-    """
-    best, names = answers[0], [f"{a.name} {100 * a.accuracy:.1f} %" for a in answers]
-    return (
-        f"simple answers: {', '.join(names)}, always the largest class {100 * majority:.1f} % "
-        f"(cross-validation over the labels: {best.name} {100 * best.estimate:.0f} %, standard "
-        f"error {100 * best.error:.0f})"
-    )
+        alone, accuracy = (float(measured[f"{of}/accuracy"]) for of in ("bound", "test"))
+        self.lines.append(verdict(alone, accuracy, len(data.test_labels), data.spec.noun))
+        best = alone, "labels alone"
+        if answers:
+            first, names = answers[0], [f"{a.name} {100 * a.accuracy:.1f} %" for a in answers]
+            best = max(best, (first.accuracy, first.name))
+            self.lines.append(
+                f"simple answers: {', '.join(names)}; always the largest class {100 * most:.1f} % "
+                f"({first.name} in cross-validation over the labels: {100 * first.estimate:.0f} %, "
+                f"standard error {100 * first.error:.0f})"
+            )
+        self.lines.append(
+            f"best on these {len(data.split.server_labeled)} labels: {best[1]} "
+            f"{100 * best[0]:.1f} %; with the clients' {data.spec.noun}s {100 * accuracy:.1f} %"
+        )
 
 
 def verdict(bound: float, accuracy: float, images: int, noun: str) -> str:
@@ -190,14 +174,12 @@ def verdict(bound: float, accuracy: float, images: int, noun: str) -> str:
         images: Test samples.
         noun: What a sample is called.
     """
-    difference = round((accuracy - bound) * images)
     points = (
-        f"{'better' if difference > 0 else 'worse'} by {100 * abs(accuracy - bound):.1f} points"
+        f"{'better' if accuracy > bound else 'worse'} by {100 * abs(accuracy - bound):.1f} points"
     )
-    count = f"{abs(difference)} {noun}{'' if abs(difference) == 1 else 's'}"
     return (
         f"labels alone {100 * bound:.1f} %, with the clients' {noun}s {100 * accuracy:.1f} %: "
-        f"{points if difference else 'no difference'} ({images} test {noun}s: {count})"
+        f"{points if accuracy != bound else 'no difference'} ({images} test {noun}s)"
     )
 
 

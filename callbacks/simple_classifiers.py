@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from lightning_fedssl import sampling
 from lightning_fedssl.models.backbones import SHORTEST_SERIES, RandomKernels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
@@ -46,11 +47,6 @@ class Answer(NamedTuple):
     estimate: float
     error: float
     accuracy: float
-
-    @property
-    def key(self) -> str:
-        """The name of its scalar in a run's result."""
-        return f"simple/{self.name.replace(' ', '_')}"
 
 
 def simple_answers(data: FederatedDataModule) -> list[Answer]:
@@ -84,15 +80,6 @@ def simple_answers(data: FederatedDataModule) -> list[Answer]:
     return sorted(answers, key=lambda answer: -answer.estimate)
 
 
-def majority_share(labels: Tensor) -> float:
-    """The share of the largest class: the accuracy of always giving the same answer.
-
-    Args:
-        labels: Class numbers ``(n,)``.
-    """
-    return float(labels.bincount().max() / len(labels))
-
-
 def accuracy_error(accuracy: float, count: int) -> float:
     """The standard error of a measured accuracy; of two more samples, one right and one wrong, so
     that it is not 0 where all are right.
@@ -105,16 +92,16 @@ def accuracy_error(accuracy: float, count: int) -> float:
     return math.sqrt(share * (1 - share) / count)
 
 
-def _classifiers(shape: Sequence[int]) -> dict[str, tuple[Any, Callable[[Tensor], Tensor]]]:
+def _classifiers(shape: Sequence[int]) -> dict[str, Any]:
     """Classifiers by name, each with the function that gives its features of samples of a shape."""
     from sklearn.ensemble import ExtraTreesClassifier
     from sklearn.linear_model import LogisticRegression, RidgeClassifierCV
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    made: dict[str, tuple[Any, Callable[[Tensor], Tensor]]] = {
-        "logistic regression": (LogisticRegression(max_iter=200), torch.Tensor.contiguous),
-        "extra trees": (ExtraTreesClassifier(100, random_state=0), torch.Tensor.contiguous),
+    made: dict[str, Any] = {
+        "logistic regression": (LogisticRegression(max_iter=200), nn.Identity()),
+        "extra trees": (ExtraTreesClassifier(100, random_state=0), nn.Identity()),
     }
     if len(shape) == 2 and shape[1] >= SHORTEST_SERIES:
         ridge = make_pipeline(StandardScaler(), RidgeClassifierCV(np.logspace(-3, 3, 7)))
