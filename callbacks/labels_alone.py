@@ -72,6 +72,8 @@ class LabelsAlone(FederatedCallback):
                 "leave it out of "
                 "trainer.callbacks"
             )
+        if stage == "fit" and "accuracy" not in trainer.datamodule.task.metrics:
+            _log.warning("LabelsAlone compares accuracies: for this data.task it does nothing")
 
     def on_server_batch_end(self, trainer: Run, algorithm: FederatedAlgorithm, step: int) -> None:
         """Count the steps of the server."""
@@ -91,6 +93,8 @@ class LabelsAlone(FederatedCallback):
         """Train the bound before the checkpoints and the result of the run are written."""
         ended = trainer.state.status != TrainerStatus.INTERRUPTED
         if not (ended and algorithm.trains_clients and self.steps and not trainer.fast_dev_run):
+            return
+        if "accuracy" not in trainer.datamodule.task.metrics:
             return
         with TemporaryDirectory() as folder:
             # Every rank trains the same bound: preparing a run waits for all ranks of the process

@@ -15,8 +15,9 @@ from lightning_fedssl.callbacks.labels_alone import CHOSEN, EXPECTED_ERROR, esti
 from lightning_fedssl.callbacks.simple_classifiers import simple_answers
 from lightning_fedssl.cli import export
 from lightning_fedssl.data import FederatedDataModule
-from lightning_fedssl.models import CNN
+from lightning_fedssl.models import CNN, MLP
 from lightning_fedssl.sampling import SERVER
+from lightning_fedssl.task import MultiLabel
 from lightning_fedssl.trainer import FederatedTrainer
 from tests.toy import ToyData, sgd
 
@@ -146,3 +147,17 @@ def test_series_have_random_kernels_and_features_of_a_backbone_do_not() -> None:
         data = FederatedDataModule.from_datasets((x, labels), (x, labels), backbone=backbone, **given)
         data.setup()
         assert ("random kernels" in {a.name for a in simple_answers(data)}) == expected
+
+
+def test_a_task_without_accuracy_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+    y = (x[:, :2] > 0).float()
+    data = FederatedDataModule.from_datasets(
+        (x, y), (x, y), task=MultiLabel(), num_clients=2, num_labels=8, validation=0, weak="none", strong="none"
+    )
+    callback = LabelsAlone()
+    trainer = FederatedTrainer(max_rounds=1, accelerator="cpu", callbacks=[callback], default_root_dir=tmp_path)
+    trainer.fit(FixMatch(network=partial(MLP, hidden=()), optimizer=sgd, threshold=0.4, server_steps=1), data)
+    assert "bound/accuracy" not in trainer.callback_metrics
+    assert not callback.lines
+    assert "for this data.task it does nothing" in caplog.text
