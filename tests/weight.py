@@ -23,13 +23,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
     "syntax nodes of package and callbacks": 201_450,
-    "syntax nodes of the core": 44_100,
+    "syntax nodes of the core": 43_200,
     "comprehensions per 1,000 lines": 50,
     "tests": 20_500,
     "benchmarks": 2_700,
     "lines of Markdown": 3_400,
     "lines of README.md": 100,
-    "arguments of FederatedTrainer": 21,
+    "arguments of FederatedTrainer": 20,
     "private names of torch and Lightning": 0,
     "modules that read code": 0,
 }

@@ -76,7 +76,8 @@ class FederatedCLI(LightningCLI):
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """The commands, and the arguments of their methods that the CLI passes itself."""
-        return {command: {"model", "datamodule"} for command in commands.TRAINER}
+        own = {"model", "datamodule"}
+        return {c: own | ({"federation"} if c == "fit" else set()) for c in commands.TRAINER}
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """A parser for the program or one command. Abbreviations are off, because a typo could set

@@ -29,13 +29,14 @@ from lightning_fedssl.deployment.messages import (
     to_records,
 )
 from lightning_fedssl.deployment.obstacles import refuse_undeployable
+from lightning_fedssl.distributed import launch
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.metrics import MetricCollector
 from lightning_fedssl.round import Round
 from lightning_fedssl.state import ClientStore, load_state, named_payload
-from lightning_fedssl.trainer import launch, setup
+from lightning_fedssl.trainer import setup
 from lightning_fedssl.trainer.federation import measure_moments
 from lightning_fedssl.trainer.fit_loop import set_learning_rates
 from lightning_fedssl.trainer.trainer import FederatedTrainer
@@ -172,7 +173,7 @@ class Node:
             )
         self._begin_run(order["run"])
         with launch.settings(
-            self.trainer.fabric.device, self.trainer.deterministic, self.trainer.tf32
+            self.trainer.fabric.device, self.trainer.deterministic, self.trainer.precision
         ):
             return (
                 self._train(order, tensors, data)

@@ -8,6 +8,7 @@ states are written before the checkpoint that names them, and removed after it.
 from __future__ import annotations
 
 import pickle
+import shutil
 import zipfile
 from collections import Counter, OrderedDict
 from pathlib import Path
@@ -256,3 +257,9 @@ def _check_plain(value: Any, place: str) -> None:
         raise TypeError(
             f"{place} is a {kind.__name__}: a checkpoint holds tensors and plain values only"
         )
+
+
+def remove(path: str | Path) -> None:
+    """Remove a checkpoint, with the files of its clients' states."""
+    Path(path).unlink(missing_ok=True)
+    shutil.rmtree(states_of(Path(path)), ignore_errors=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import logging
 import math
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -125,12 +124,6 @@ def folder_of_one_run(trainer: Run) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def remove(path: str | Path) -> None:
-    """Remove a checkpoint."""
-    Path(path).unlink(missing_ok=True)
-    shutil.rmtree(checkpoint_file.states_of(Path(path)), ignore_errors=True)
 
 
 def states_of(callbacks: Sequence[Callback]) -> dict[str, Any]:

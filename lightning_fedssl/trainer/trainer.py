@@ -23,6 +23,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.distributed import launch
 from lightning_fedssl.local_training import LocalTraining, stack_size
 from lightning_fedssl.metrics import Counter, MetricCollector
 from lightning_fedssl.round import Round
@@ -36,7 +37,6 @@ from lightning_fedssl.trainer import (
     evaluation,
     fit_loop,
     labels_alone,
-    launch,
     setup,
 )
 from lightning_fedssl.trainer.evaluation_metrics import EvaluationMetrics, MetricFactory, MetricName
@@ -54,6 +54,7 @@ _STATES: dict[str, tuple[TrainerFn, RunningStage]] = {
 }
 
 OTHER_NAMES = {
+    "tf32": "precision: 32-full for products with all bits",
     "quarantine": "updates: [{class_path: Quarantine, init_args: {factor: 10}}], or [] for null",
     "aggregator": "updates, a list of rules such as [Quarantine, Median]",
     "attack": "updates, a list of rules such as [SignFlip, Quarantine]",
@@ -100,11 +101,10 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
         strategy: ``ddp``, ``ddp_fork``, ``ddp_spawn``, ... of Fabric: how several devices are run.
             ``auto``: ddp; on a CPU under Linux ``ddp_fork``: the processes exist for one command
             and report the model and the scalars to the process that called it.
-        precision: As in Fabric: ``32-true``; ``bf16-mixed`` or ``16-mixed`` (GPU) for 16-bit
-            arithmetic on 32-bit weights; ``64-true`` for 64-bit everything.
-        tf32: On an NVIDIA GPU, multiply the 32-bit numbers of convolutions and matrix products with
-            10 bits after the binary point (TF32), which is up to eight times as fast. False: with
-            all 23.
+        precision: As in Fabric: ``32-true``, with TF32 on an NVIDIA GPU: convolutions and matrix
+            products multiply with 10 bits after the binary point, up to eight times as fast as
+            ``32-full`` with all 23; ``bf16-mixed`` or ``16-mixed`` (GPU) for 16-bit arithmetic on
+            32-bit weights; ``64-true`` for 64-bit everything.
         channels_last: Store convolutions' weights and images with the channels last: faster
             kernels, the same numbers up to rounding.
         callbacks: Callbacks in addition to those that the algorithm needs. A callback of the same
@@ -152,7 +152,6 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
         devices: int | list[int] | str | None = None,
         strategy: str | Strategy = "auto",
         precision: str = "32-true",
-        tf32: bool = True,
         channels_last: bool = False,
         callbacks: Callback | list[Callback] | None = None,
         system: SystemModel | None = None,
@@ -172,7 +171,6 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
         self.clients_at_once = clients_at_once
         self.precision = precision
         self.dtype = _DTYPES.get(precision, torch.float32)
-        self.tf32 = tf32
         self.channels_last = channels_last
         self.system = system
         self.faults = faults or Faults()
@@ -335,7 +333,7 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
             cast(Callable[..., Any], self.fabric.launch),
         )
         with (
-            launch.settings(self.fabric.device, self.deterministic, self.tf32),
+            launch.settings(self.fabric.device, self.deterministic, self.precision),
             launch.report() as report,
         ):
             with report.expected():

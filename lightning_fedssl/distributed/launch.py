@@ -21,7 +21,10 @@ from lightning.fabric.accelerators.mps import MPSAccelerator
 
 from lightning_fedssl.distributed import cpu_ranks
 from lightning_fedssl.distributed.signals import RankSignals, SignalHandler, interruption
-from lightning_fedssl.trainer import checkpointing
+from lightning_fedssl.storage import checkpoint_file
+
+FULL = "32-full"
+"""The precision that is Fabric's 32-true without TF32."""
 
 _MODEL_SPLITTING = ("fsdp", "deepspeed", "xla", "modelparallel", "model_parallel")
 
@@ -70,7 +73,7 @@ def make_fabric(
             devices=devices,
             num_nodes=started[1] if started else 1,
             strategy=strategy,
-            precision=precision,
+            precision="32-true" if precision == FULL else precision,
         )
     except Exception as error:
         settings = (
@@ -81,7 +84,7 @@ def make_fabric(
         ) from error
     # Lightning's ModelCheckpoint calls this method of the strategy; Fabric's strategies have no
     # such method.
-    vars(fabric.strategy)["remove_checkpoint"] = checkpointing.remove
+    vars(fabric.strategy)["remove_checkpoint"] = checkpoint_file.remove
     return fabric
 
 
@@ -180,7 +183,7 @@ def report() -> Iterator[Report]:
 
 
 @contextmanager
-def settings(device: torch.device, deterministic: bool, tf32: bool) -> Iterator[None]:
+def settings(device: torch.device, deterministic: bool, precision: str) -> Iterator[None]:
     """Deterministic kernels and TF32 if they are wanted, and one thread on a CPU unless
     OMP_NUM_THREADS is set.
 
@@ -189,7 +192,7 @@ def settings(device: torch.device, deterministic: bool, tf32: bool) -> Iterator[
     in another order, so that the result would depend on the number of cores. Use more ranks to use
     more cores: ``devices: auto``.
     """
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != FULL
     torch.use_deterministic_algorithms(deterministic)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

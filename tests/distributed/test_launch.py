@@ -22,11 +22,10 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.cli import main
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.distributed import cpu_ranks, signals
+from lightning_fedssl.distributed import cpu_ranks, launch, signals
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.storage import checkpoint_file
-from lightning_fedssl.trainer import launch
 from tests.algorithms.helpers import (
     ByNumber,
     fully_labeled,
@@ -371,18 +370,19 @@ def test_one_thread_on_a_cpu_unless_the_user_says_otherwise(monkeypatch: pytest.
     before = torch.get_num_threads()
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     torch.set_num_threads(2)
-    with launch.settings(torch.device("cpu"), deterministic=False, tf32=True):
+    with launch.settings(torch.device("cpu"), deterministic=False, precision="32-true"):
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    with launch.settings(torch.device("cpu"), deterministic=False, tf32=True):
+    with launch.settings(torch.device("cpu"), deterministic=False, precision="32-true"):
         assert torch.get_num_threads() == 2
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("tf32", [True, False])
-def test_a_key_chooses_tf32_for_convolutions_and_matrix_products(tf32: bool) -> None:
-    with launch.settings(torch.device("cpu"), deterministic=False, tf32=tf32):
+@pytest.mark.parametrize(("precision", "tf32"), [("32-true", True), ("32-full", False)])
+def test_the_precision_chooses_tf32_for_convolutions_and_matrix_products(precision: str, tf32: bool) -> None:
+    assert launch.make_fabric("cpu", 1, "auto", precision, 1).strategy.precision.precision == "32-true"
+    with launch.settings(torch.device("cpu"), deterministic=False, precision=precision):
         assert torch.backends.cuda.matmul.allow_tf32 is tf32
         assert torch.backends.cudnn.allow_tf32 is tf32
 
