@@ -175,7 +175,8 @@ def fedrgd(settings: dict[str, Any]) -> Iterator[Cell]:
                 "partition": {"class_path": "ClassSkew", "init_args": {"r": 0.4}}, "server_batch_size": 64,
                 "client_batch_size": 16, "validation": "test", **keys,
             }  # fmt: skip
-            diversity = {"class_path": "GradientDiversity", "init_args": {"every_n_rounds": 2}}
+            measure = "examples.diagnostics.gradient_diversity.GradientDiversity"
+            diversity = {"class_path": measure, "init_args": {"every_n_rounds": 2}}
             trainer = {
                 "clients_per_round": chosen["clients"], "check_val_every_n_rounds": max(1, chosen["rounds"] // 8),
                 "callbacks": [diversity],

@@ -7,7 +7,6 @@ from .communication_ledger import CommunicationLedger
 from .dashboard import Dashboard
 from .ema_teacher import EMATeacher
 from .global_update_frequency import GlobalUpdateFrequency
-from .gradient_diversity import GradientDiversity
 from .group_quality import GroupQuality
 from .labels_alone import LabelsAlone
 from .local_steps import LocalSteps
@@ -16,9 +15,7 @@ from .metric_matrices import MetricMatrices
 from .participation_plot import ParticipationPlot
 from .pseudo_label_quality import PseudoLabelQuality
 from .run_result import RunResult
-from .stage_losses import StageLosses
 from .static_batch_norm import StaticBatchNorm
-from .stop_at_equilibrium import StopAtEquilibrium
 from .system_clock import SystemClock
 
 __all__ = [
@@ -29,7 +26,6 @@ __all__ = [
     "EMATeacher",
     "FederatedCheckpoint",
     "GlobalUpdateFrequency",
-    "GradientDiversity",
     "GroupQuality",
     "LabelsAlone",
     "LocalSteps",
@@ -38,8 +34,6 @@ __all__ = [
     "PseudoLabelQuality",
     "RoundProgress",
     "RunResult",
-    "StageLosses",
     "StaticBatchNorm",
-    "StopAtEquilibrium",
     "SystemClock",
 ]

@@ -53,9 +53,9 @@ _MODULES = {
     "callback": "FederatedCallback",
     "callbacks": """
         ClientEvaluation CollapseDetector CommunicationLedger Dashboard
-        EMATeacher FederatedCheckpoint GlobalUpdateFrequency GradientDiversity GroupQuality
+        EMATeacher FederatedCheckpoint GlobalUpdateFrequency GroupQuality
         LabelsAlone LocalSteps MetricMatrices ParticipationPlot
-        PseudoLabelQuality RoundProgress RunResult StageLosses StaticBatchNorm StopAtEquilibrium
+        PseudoLabelQuality RoundProgress RunResult StaticBatchNorm
         SystemClock
     """,
     "cli.experiment": "Experiment",

@@ -14,10 +14,10 @@ A round, with S groups and C users, who are divided among the groups at random i
 3. each group averages its users and the server, ``w_avg,i = (w_s + sum of G_i) / (|G_i| + 1)``, and
    w_avg is the mean of the groups (Eq. 7). With one group that is FedAvg (Eq. 8).
 
-Group norm is an option of the network (``norm: group``); the callback ``GradientDiversity``
-measures gradient diversity. Only weights are averaged. Momentum and batch-norm statistics belong to
-the cohort slot (the user's position in the cohort), as in the authors' code; the paper does not
-state it. The server's batch-norm statistics are evaluated.
+Group norm is an option of the network (``norm: group``); ``GradientDiversity`` of
+``examples/diagnostics/`` measures gradient diversity. Only weights are averaged. Momentum and
+batch-norm statistics belong to the cohort slot (the user's position in the cohort), as in the
+authors' code; the paper does not state it. The server's batch-norm statistics are evaluated.
 
 The paper does not state the initial weights of a user that was not in the previous round; here they
 are the mean of a random group.

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from examples.diagnostics.stop_at_equilibrium import StopAtEquilibrium
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from lightning_fedssl.callbacks import ClientEvaluation, StopAtEquilibrium
+from lightning_fedssl.callbacks import ClientEvaluation
 from lightning_fedssl.callbacks.client_evaluation import draw_like, summarize
 from lightning_fedssl.data import ClassSkew
 from tests.toy import ToyData, assert_same, forked, toy_semifl, toy_trainer, weights

@@ -19,7 +19,7 @@ OPTIONS = [
     ("--trainer.accelerator tpuu", "accelerator|tpuu"),
     ("--trainer.strategy fsdp", "trainer.strategy|fsdp"),
     ("--trainer.devices 100000", "devices|100000"),
-    ("--trainer.callbacks+=GradientDiversty", "trainer.callbacks|did you mean GradientDiversity?"),
+    ("--trainer.callbacks+=PseudoLabelQualty", "trainer.callbacks|did you mean PseudoLabelQuality?"),
     ("--trainer.callbacks EarlyStopping", "trainer.callbacks|monitor"),
     ("--trainer.callbacks DeviceStatsMonitor", "DeviceStatsMonitor"),
     ("--trainer.logger CSVLoger", "trainer.logger|CSVLoger"),

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from examples.diagnostics.gradient_diversity import GradientDiversity
+from examples.diagnostics.stage_losses import StageLosses
+from examples.diagnostics.stop_at_equilibrium import StopAtEquilibrium
 from lightning.pytorch.callbacks import Timer
 
 from lightning_fedssl import callbacks
@@ -46,7 +49,6 @@ CASES = {
     "GlobalUpdateFrequency": Case(
         lambda: callbacks.GlobalUpdateFrequency(4, milestones=[2], window=1, rho_1=1e-9, rho_2=1e-8), adaptive_semi_sfl
     ),
-    "GradientDiversity": Case(callbacks.GradientDiversity),
     "GroupQuality": Case(callbacks.GroupQuality, toy_rgd),
     "LabelsAlone": Case(callbacks.LabelsAlone),
     "LocalSteps": Case(callbacks.LocalSteps),
@@ -55,11 +57,16 @@ CASES = {
     "PseudoLabelQuality": Case(callbacks.PseudoLabelQuality),
     "RoundProgress": Case(callbacks.RoundProgress),
     "RunResult": Case(callbacks.RunResult),
-    "StageLosses": Case(lambda: callbacks.StageLosses(threshold=0.4)),
     "StaticBatchNorm": Case(lambda: callbacks.StaticBatchNorm("pooled")),
-    "StopAtEquilibrium": Case(lambda: callbacks.StopAtEquilibrium(1e9, window=2)),
     "SystemClock": Case(callbacks.SystemClock, system=SystemModel([Device("a", 1.0)])),
 }
+
+
+EXAMPLES = (
+    Case(GradientDiversity),
+    Case(lambda: StageLosses(threshold=0.4)),
+    Case(lambda: StopAtEquilibrium(1e9, window=2)),
+)
 
 
 class Recorder(FederatedCallback):
@@ -98,16 +105,16 @@ def test_every_callback_has_a_case() -> None:
     assert list(CASES) == callbacks.__all__
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_later_fit_equals_a_first_one(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("case", [*CASES.values(), *EXAMPLES], ids=lambda case: type(case.make()).__name__)
+def test_a_later_fit_equals_a_first_one(tmp_path: Path, case: Case) -> None:
     """The second of three fits is interrupted in the middle of a round."""
-    recorder, callback, found = Recorder(), CASES[name].make(), []
-    trainer = toy_trainer(tmp_path, max_rounds=2, callbacks=[callback, recorder], system=CASES[name].system)
+    recorder, callback, found = Recorder(), case.make(), []
+    trainer = toy_trainer(tmp_path, max_rounds=2, callbacks=[callback, recorder], system=case.system)
     for interrupts_in in (0, 2, 0):
         recorder.interrupts_in = interrupts_in
-        method = CASES[name].method()
+        method = case.method()
         with pytest.raises(KeyboardInterrupt) if interrupts_in else nullcontext():
-            trainer.fit(method, CASES[name].data())
+            trainer.fit(method, case.data())
         state = {"callback": deepcopy(callback.state_dict()), "rows": recorder.rows, "weights": weights(method)}
         found.append({**state, "rounds": trainer.round_index, "scalars": [*trainer.callback_metrics]})
     assert_equal(found[2], found[0])

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from examples.diagnostics.gradient_diversity import GradientDiversity
 from torch import Tensor
 
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import GradientDiversity, LocalSteps
+from lightning_fedssl.callbacks import LocalSteps
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import CNN, MLP

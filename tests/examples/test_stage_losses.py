@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from examples.diagnostics.stage_losses import StageLosses
 from torch import nn
 from torch.nn import functional as F
 
 from lightning_fedssl import sampling
-from lightning_fedssl.callbacks import StageLosses
 from tests.algorithms.helpers import toy_fixmatch, toy_semi_sfl, toy_supervised
 from tests.toy import ToyData, assert_same, forked, toy_semifl, toy_trainer, weights
 

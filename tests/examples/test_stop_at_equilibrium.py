@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from examples.diagnostics.stop_at_equilibrium import StopAtEquilibrium
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 
-from lightning_fedssl.callbacks import StopAtEquilibrium
 from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
 
 

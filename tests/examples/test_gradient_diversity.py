@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from examples.diagnostics.gradient_diversity import GradientDiversity, diversities, sum_gradients
 
-from lightning_fedssl.callbacks import GradientDiversity
-from lightning_fedssl.callbacks.gradient_diversity import diversities
-from lightning_fedssl.functional.diversity import sum_gradients
 from tests.algorithms.helpers import toy_fedmatch, toy_fedswitch, toy_rgd, toy_semi_sfl
 from tests.toy import ToyData, assert_same, labeled_clients, toy_fedavg, toy_trainer, weights
 

@@ -1,4 +1,7 @@
-"""Ends a run when the mean of a loss over some rounds is below a threshold (Semi-SFL, Fig. 4)."""
+"""Ends a run when the mean of a loss over some rounds is below a threshold (Semi-SFL, Fig. 4).
+
+In a checkout: ``--trainer.callbacks+=examples.diagnostics.stop_at_equilibrium.StopAtEquilibrium``.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Measures the losses on labelled and on unlabelled images after either stage of a round (Semi-SFL,
 Fig. 3).
+
+In a checkout: ``--trainer.callbacks+=examples.diagnostics.stage_losses.StageLosses``.
 """
 
 from __future__ import annotations

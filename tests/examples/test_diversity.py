@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from lightning_fedssl.functional.diversity import GradientSum, merged, sum_gradients
+from examples.diagnostics.gradient_diversity import GradientSum, merged, sum_gradients
 
 ORTHOGONAL = sum_gradients(torch.eye(2))
 
