@@ -12,7 +12,7 @@ from .labels_alone import LabelsAlone
 from .local_steps import LocalSteps
 from .logging import RoundProgress
 from .metric_matrices import MetricMatrices
-from .participation_plot import ParticipationPlot
+from .participation_table import ParticipationTable
 from .pseudo_label_quality import PseudoLabelQuality
 from .run_result import RunResult
 from .static_batch_norm import StaticBatchNorm
@@ -30,7 +30,7 @@ __all__ = [
     "LabelsAlone",
     "LocalSteps",
     "MetricMatrices",
-    "ParticipationPlot",
+    "ParticipationTable",
     "PseudoLabelQuality",
     "RoundProgress",
     "RunResult",

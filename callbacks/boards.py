@@ -1,4 +1,4 @@
-"""Figures, pictures, texts and histograms for the loggers that have them: TensorBoard, Weights &
+"""Figures and texts for the loggers that have them: TensorBoard, Weights &
 Biases and MLflow.
 """
 
@@ -6,14 +6,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from matplotlib.figure import Figure
-    from torch import Tensor
 
     from lightning_fedssl.run import Run
 
@@ -65,51 +63,5 @@ def show_text(trainer: Run, title: str, text: str) -> None:
             logger.experiment.log_text(logger.run_id, text, f"{title}.md")
 
 
-def show_histogram(trainer: Run, name: str, values: Tensor) -> None:
-    """Log a histogram for the current round, if there are values; MLflow has none.
-
-    Args:
-        trainer: The trainer of the run.
-        name: The histogram's tag.
-        values: ``(n,)``, on the CPU.
-    """
-    for logger in _loggers(trainer) if len(values) else ():
-        if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_histogram(name, values, trainer.round_index)
-        elif isinstance(logger, WandbLogger):
-            import wandb  # type: ignore[import-not-found, unused-ignore]
-
-            histogram: Any = wandb.Histogram(values.tolist())
-            logger.log_metrics({name: histogram}, trainer.round_index)
-
-
 def _loggers(trainer: Run) -> list[Any]:
     return list(trainer.loggers) if trainer.is_global_zero else []
-
-
-def draw_clients(rounds: dict[int, dict[int, float]], num_clients: int, title: str) -> Figure:
-    """A heat map of a value over clients (rows) and rounds (columns).
-
-    White where a client has no value.
-
-    Args:
-        rounds: The clients' values by round.
-        num_clients: M.
-        title: What the value is.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    table = torch.full((num_clients, max(rounds)), torch.nan)
-    for number, values in rounds.items():
-        for client, value in values.items():
-            table[client, number - 1] = value
-    figure = Figure(figsize=(7, 5), layout="constrained")
-    axes = figure.add_subplot()
-    extent = (0.5, max(rounds) + 0.5, num_clients - 0.5, -0.5)
-    picture = axes.imshow(table.numpy(), aspect="auto", interpolation="nearest", extent=extent)
-    axes.set(xlabel="round", ylabel="client", title=title)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    figure.colorbar(picture)
-    return figure

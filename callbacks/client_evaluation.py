@@ -13,12 +13,6 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.callback import FederatedCallback, at_least
-from lightning_fedssl.callbacks.boards import (
-    draw_clients,
-    has_pictures,
-    show_figure,
-    show_histogram,
-)
 from lightning_fedssl.storage.files import replace_file
 
 if TYPE_CHECKING:
@@ -36,10 +30,9 @@ class ClientEvaluation(FederatedCallback):
     drawn once per client, with the class distribution of its training images. The callback logs
     ``client_test/accuracy_mean``, ``client_test/accuracy_std`` (over the clients) and
     ``client_test/accuracy_worst_tenth`` (the mean of the worst tenth of the clients). It writes
-    ``client_evaluation.csv`` into the run folder, with one row per client and round. TensorBoard
-    gets a histogram of each round and, at the end, a heat map of clients and rounds. Checkpoints
-    hold the accuracies (8 bytes per client and round), so that a resumed run continues the heat
-    map. The callback does not affect training. It uses the clients' true labels only for the class
+    ``client_evaluation.csv`` into the run folder, with one row per client and round. Checkpoints
+    hold the accuracies (8 bytes per client and round), so that a resumed run continues the
+    file. The callback does not affect training. It uses the clients' true labels only for the class
     distribution.
 
     After ``fit``, ``history`` has the accuracies of all clients, ``(clients,)``, by round; NaN
@@ -94,22 +87,6 @@ class ClientEvaluation(FederatedCallback):
         if trainer.round_index not in self.history:
             self.history[trainer.round_index] = accuracies
             self._write(trainer)
-            show_histogram(trainer, "client_test/accuracy", accuracies[~accuracies.isnan()])
-
-    def on_train_end(  # type: ignore[override]
-        self, trainer: Run, algorithm: FederatedAlgorithm
-    ) -> None:
-        """Draw the heat map."""
-        if self.history and has_pictures(trainer):
-            rounds = {
-                number: dict(enumerate(found.tolist())) for number, found in self.history.items()
-            }
-            title = "Test accuracy of the global model for each client"
-            show_figure(
-                trainer,
-                "client_test/accuracy",
-                draw_clients(rounds, trainer.datamodule.num_clients, title),
-            )
 
     def state_dict(self) -> dict[str, Any]:
         """The clients' accuracies of the rounds so far."""

@@ -58,16 +58,6 @@ SYMPTOMS = (
 )
 
 
-CONCENTRATION = 2.0
-"""The growth of the largest class's share since the best round from which a decline counts as a
-partial collapse."""
-
-
-_OF_DECLINE = {"val/accuracy", "val/largest_class_share", "pseudo_label/largest_class_share"}
-"""The scalars of a round in which a partial collapse can be seen; without pseudo-labels there is no
-self-training."""
-
-
 class _Course(NamedTuple):
     """A scalar that gets worse where clients learn wrong labels, when it counts as worse, and what
     to change.
@@ -116,14 +106,6 @@ EARLY = 3
 counts as untrained."""
 
 
-class _Best(NamedTuple):
-    """The validation with the best accuracy so far."""
-
-    accuracy: float = 0.0
-    share: float = 1.0
-    round: int = 0
-
-
 class CollapseDetector(FederatedCallback):
     """Warns when nearly all labels are of one class and most of them are wrong: self-training has
     collapsed.
@@ -135,12 +117,6 @@ class CollapseDetector(FederatedCallback):
     untrained model often predicts one class, too; ``patience`` avoids a warning about it. A round
     with fewer than 20 confident pseudo-labels is no measurement of them, because so few labels may
     be of one class by chance.
-
-    In a partial collapse the model predicts one class instead of some others. The callback warns of
-    it in a run with pseudo-labels whose best validation accuracy is at least 50 %. The accuracy
-    must be at least 5 points below the best one at ``patience`` consecutive validations, and the
-    largest class must have at least twice the share of the predictions that it had then. Below 50 %
-    it is silent: such changes are usual in early rounds and with clients of few classes.
 
     It warns early of a run that goes wrong, with the key to change, from scalars that need no true
     label of a client: at three consecutive rounds ``server/loss`` is a quarter above its smallest
@@ -170,7 +146,6 @@ class CollapseDetector(FederatedCallback):
     def reset(self) -> None:
         """Forget an earlier run."""
         self._seen: dict[str, int] = {}
-        self._best = _Best()
         self._peaks: dict[str, tuple[float, int]] = {}
 
     def on_round_end(
@@ -183,23 +158,16 @@ class CollapseDetector(FederatedCallback):
                 and metrics.get(symptom.number, FEWEST_LABELS) >= FEWEST_LABELS
             ):
                 self._judge(trainer, symptom, metrics)
-        if metrics.keys() >= _OF_DECLINE:
-            self._judge_decline(
-                trainer, metrics["val/accuracy"], metrics["val/largest_class_share"]
-            )
         if "client/mask_rate" in metrics:
             self._judge_early(trainer, algorithm, metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of consecutive measurements in which each symptom was seen, and the best
-        validation.
-        """
-        return {"seen": dict(self._seen), "best": list(self._best), "peaks": dict(self._peaks)}
+        """The number of consecutive measurements in which each symptom was seen."""
+        return {"seen": dict(self._seen), "peaks": dict(self._peaks)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state from :meth:`state_dict`."""
         self._seen = dict(state_dict["seen"])
-        self._best = _Best(*state_dict.get("best", ()))  # early checkpoints have none
         self._peaks = dict(state_dict.get("peaks", {}))
 
     def _judge(self, trainer: Run, symptom: _Symptom, metrics: dict[str, float]) -> None:
@@ -223,30 +191,6 @@ class CollapseDetector(FederatedCallback):
                 "probably " if accuracy is None else "",
                 symptom.share,
                 symptom.accuracy,
-            )
-
-    def _judge_decline(self, trainer: Run, accuracy: float, share: float) -> None:
-        if accuracy >= self._best.accuracy:
-            self._best = _Best(accuracy, share, trainer.round_index)
-        best = self._best
-        concentrates = CONCENTRATION * best.share <= share < self.share
-        declines = best.accuracy >= 0.5 and best.accuracy - accuracy >= DECLINE and concentrates
-        self._seen["decline"] = self._seen.get("decline", 0) + 1 if declines else 0
-        if self._seen["decline"] == self.patience and trainer.is_global_zero:
-            _log.warning(
-                "round %d: the model predicts one class for %.0f %% of the validation data, and "
-                "for %.0f %% in round "
-                "%d, and val/accuracy has fallen from %.1f to %.1f %%: one class replaces others, "
-                "which is a partial "
-                "collapse. Raise model.threshold, lower the learning rate, or give the labelled "
-                "data more weight; "
-                "trainer.metrics: [recall] names the classes",
-                trainer.round_index,
-                100 * share,
-                100 * best.share,
-                best.round,
-                100 * best.accuracy,
-                100 * accuracy,
             )
 
     def _judge_early(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import operator
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _TITLES: dict[Direction, str] = {"up": "Upload of the clients", "down": "Download of the clients"}
-_COLUMNS = ("kind", "tensors", "per client and round", "total", "unused", "transfers", "rounds")
+_HEAD = (
+    "| kind | tensors | per client and round | total | unused | transfers | rounds |",
+    "|---|---|---|---|---|---|---|",
+)
 _NOTE = (
     "Bytes of the tensors, without the overhead of a protocol. Means are over the pairs of a "
     "client and a round in "
@@ -56,23 +60,38 @@ class Entry:
     total: int = 0
     unused: int = 0
 
+    @classmethod
+    def of_round(
+        cls, sent: Sequence[tuple[int, int]], round_index: int, unused: Collection[int]
+    ) -> Entry:
+        """The entry of one round.
+
+        Args:
+            sent: The client and the bytes of every transfer.
+            round_index: The round.
+            unused: The clients whose update the server did not use.
+        """
+        sizes = [size for _, size in sent]
+        clients = {client for client, _ in sent}
+        lost = sum(size for client, size in sent if client in unused)
+        return cls(
+            max(sizes), len(sizes), len(clients), 1, round_index, round_index, sum(sizes), lost
+        )
+
     def add(self, other: Entry, same_clients: bool = False) -> None:
         """Add the transfers of another round.
 
         Or of another name, in the same rounds to the same clients.
         """
+        join: Callable[[int, int], int] = max if same_clients else operator.add
         self.largest = max(self.largest, other.largest)
         self.times += other.times
-        self.total += other.total
-        self.unused += other.unused
+        self.client_rounds = join(self.client_rounds, other.client_rounds)
+        self.rounds = join(self.rounds, other.rounds)
         self.first = min(self.first or other.first, other.first)
         self.last = max(self.last, other.last)
-        if same_clients:
-            self.client_rounds = max(self.client_rounds, other.client_rounds)
-            self.rounds = max(self.rounds, other.rounds)
-        else:
-            self.client_rounds += other.client_rounds
-            self.rounds += other.rounds
+        self.total += other.total
+        self.unused += other.unused
 
 
 Key = tuple["Direction", str]
@@ -99,7 +118,7 @@ class CommunicationLedger(FederatedCallback):
         """Forget an earlier run."""
         self.entries: dict[Key, Entry] = {}
         self._before: dict[Key, Entry] = {}
-        self._round: dict[Key, dict[int, tuple[int, int, int]]] = defaultdict(dict)
+        self._sent: dict[Key, list[tuple[int, int]]] = defaultdict(list)
         self._round_index = -1
 
     def on_transfer(
@@ -113,9 +132,7 @@ class CommunicationLedger(FederatedCallback):
         """Record the sizes of the tensors."""
         self._begin(trainer.round_index)
         for name, size in (*sizes.items(), ("", sum(sizes.values()))):
-            of_name = self._round[direction, name]
-            largest, times, total = of_name.get(client, (0, 0, 0))
-            of_name[client] = (max(largest, size), times + 1, total + size)
+            self._sent[direction, name].append((client, size))
 
     def on_round_end(
         self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
@@ -137,40 +154,36 @@ class CommunicationLedger(FederatedCallback):
         self._write(trainer, algorithm)
 
     def _write(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
-        if not trainer.is_global_zero:
+        if not trainer.is_global_zero or not trainer.log_dir or trainer.fast_dev_run:
             return
         model = {*algorithm.server.parameters, *algorithm.server.buffers}
-        kinds = by_kind(self.entries, model)
         apart = {kind_of(name, model) for name in getattr(algorithm, "not_in_paper", ())}
-        if trainer.log_dir and not trainer.fast_dev_run:
-            folder = Path(trainer.log_dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            self._write_csv(folder / "ledger.csv", model)
-            (folder / "ledger.md").write_text(report(type(algorithm).__name__, kinds, apart))
+        folder = Path(trainer.log_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._write_csv(folder / "ledger.csv", model)
+        page = report(type(algorithm).__name__, self.entries, model, apart)
+        (folder / "ledger.md").write_text(page)
 
     def _begin(self, round_index: int) -> None:
         """Close the round before, if this is a new one."""
         if round_index != self._round_index:
-            self._before, self._round, self._round_index = (
-                self.entries,
-                defaultdict(dict),
-                round_index,
-            )
+            self._before, self._round_index = self.entries, round_index
+            self._sent = defaultdict(list)
 
     def _add_round(self, trainer: Run) -> None:
         """Set the entries to those before the round and those of its transfers so far, over all
         ranks.
         """
         self._begin(trainer.round_index)
-        unused = {
-            k
-            for k, outcome in trainer.participation.items()
-            if outcome in ("dropped", "late", "rejected")
-        }
+        lost = ("dropped", "late", "rejected")
+        unused = {k for k, outcome in trainer.participation.items() if outcome in lost}
+        sent: dict[Key, list[tuple[int, int]]] = defaultdict(list)
+        for of_rank in trainer.gather(dict(self._sent)):
+            for key, transfers in of_rank.items():
+                sent[key] += transfers
         self.entries = {key: replace(entry) for key, entry in self._before.items()}
-        for key, entry in entries_of_round(
-            trainer.gather(self._round), trainer.round_index, unused
-        ).items():
+        for key in sorted(sent):
+            entry = Entry.of_round(sent[key], trainer.round_index, unused)
             self.entries.setdefault(key, Entry()).add(entry)
 
     def state_dict(self) -> dict[str, Any]:
@@ -200,39 +213,6 @@ class CommunicationLedger(FederatedCallback):
                     )
 
 
-def entries_of_round(
-    parts: Iterable[Mapping[Key, Mapping[int, tuple[int, int, int]]]],
-    round_index: int,
-    unused: Collection[int] = (),
-) -> dict[Key, Entry]:
-    """The ledger entries of one round.
-
-    Args:
-        parts: From every rank, by direction and name and then by client: the size of the largest
-            tensor in bytes, the number of transfers, and the total bytes.
-        round_index: The round.
-        unused: The clients whose update the server did not use.
-    """
-    clients: dict[Key, dict[int, tuple[int, int, int]]] = defaultdict(dict)
-    for part in parts:
-        for key, of_rank in part.items():
-            for client, (largest, times, total) in of_rank.items():
-                before = clients[key].get(client, (0, 0, 0))
-                clients[key][client] = (
-                    max(before[0], largest),
-                    before[1] + times,
-                    before[2] + total,
-                )
-    entries = {}
-    for key in sorted(clients):
-        sizes, counts, totals = zip(*clients[key].values(), strict=True)
-        lost = sum(total for client, (_, _, total) in clients[key].items() if client in unused)
-        entries[key] = Entry(
-            max(sizes), sum(counts), len(counts), 1, round_index, round_index, sum(totals), lost
-        )
-    return entries
-
-
 def kind_of(name: str, model: set[str]) -> str:
     """The kind of a tensor, such as ``weights`` or ``optimizer state``, for readers who do not know
     the network.
@@ -255,85 +235,63 @@ def kind_of(name: str, model: set[str]) -> str:
     return titles.get(first, first)
 
 
-def by_kind(entries: Mapping[Key, Entry], model: set[str]) -> dict[Key, tuple[int, Entry]]:
-    """The number of names and the sum of the entries of each kind, ordered by falling total bytes.
+def by_kind(
+    entries: Mapping[Key, Entry], model: set[str], way: Direction
+) -> dict[str, tuple[int, Entry]]:
+    """The number of names and the sum of the entries of each kind in one direction, ordered by
+    falling total bytes.
 
-    The number of pairs of a client and a round is the largest of any name of the kind.
+    The kind of the direction's total is ``everything``. The number of pairs of a client and a round
+    is the largest of any name of the kind.
 
     Args:
         entries: Ledger entries by direction and name.
         model: Names of the global model's weights and buffers.
+        way: The direction.
     """
-    kinds: dict[Key, tuple[int, Entry]] = {}
+    kinds: dict[str, tuple[int, Entry]] = {}
     for (direction, name), entry in entries.items():
-        key = (direction, kind_of(name, model) if name else "")
-        count, found = kinds.get(key, (0, Entry()))
-        found.add(entry, same_clients=True)
-        kinds[key] = (count + 1, found)
+        if direction == way:
+            kind = kind_of(name, model) if name else "everything"
+            count, found = kinds.get(kind, (0, Entry()))
+            found.add(entry, same_clients=True)
+            kinds[kind] = (count + 1, found)
     return dict(sorted(kinds.items(), key=lambda item: -item[1][1].total))
 
 
-def without(
-    kinds: Mapping[Key, tuple[int, Entry]], direction: Direction, apart: Collection[str]
-) -> list[str]:
-    """The traffic of a direction without the kinds that the paper's clients do not exchange.
-
-    Empty if there are none.
-
-    Args:
-        kinds: From :func:`by_kind`.
-        direction: ``up`` or ``down``.
-        apart: Kinds that the paper's clients do not exchange.
-    """
-    found = sorted(kind for way, kind in kinds if way == direction and kind in apart)
-    if not found:
-        return []
-    everything = kinds[direction, ""][1]
-    rest = everything.total - sum(kinds[direction, kind][1].total for kind in found)
-    return [
-        f"{readable(rest / everything.client_rounds)} without {' and '.join(found)}, which the "
-        "paper does not send"
-    ]
-
-
-def report(method: str, kinds: Mapping[Key, tuple[int, Entry]], apart: Collection[str] = ()) -> str:
+def report(
+    method: str, entries: Mapping[Key, Entry], model: set[str], apart: Collection[str] = ()
+) -> str:
     """The ledger as a Markdown page.
 
     Args:
         method: The algorithm's name.
-        kinds: From :func:`by_kind`.
-        apart: Kinds that the paper's clients do not exchange.
+        entries: Ledger entries by direction and name.
+        model: Names of the global model's weights and buffers.
+        apart: Kinds that the paper's clients do not exchange; a line gives the traffic without
+            them.
     """
     lines = [f"# Communication ledger of {method}", "", _NOTE]
     for direction, title in _TITLES.items():
-        rows = [(kind, *found) for (way, kind), found in kinds.items() if way == direction]
-        lines += [
-            "",
-            f"## {title}",
-            "",
-            "| kind | tensors | per client and round | total | unused | transfers | rounds |",
-        ]
-        lines += ["|---|---|---|---|---|---|---|"]
-        lines += [
-            _row(kind or "everything", names - (not kind), entry) for kind, names, entry in rows
-        ]
-        lines += [
-            f"\nPer client and round: {sentence}." for sentence in without(kinds, direction, apart)
-        ]
+        kinds = by_kind(entries, model, direction)
+        lines += ["", f"## {title}", "", *_HEAD]
+        lines += [_row(kind, count, entry) for kind, (count, entry) in kinds.items()]
+        if found := sorted(kinds.keys() & set(apart)):
+            everything = kinds["everything"][1]
+            rest = everything.total - sum(kinds[kind][1].total for kind in found)
+            lines.append(
+                f"\nPer client and round: {readable(rest / everything.client_rounds)} without "
+                f"{' and '.join(found)}, which the paper does not send."
+            )
     return "\n".join([*lines, "", "`ledger.csv` lists every tensor by its name.", ""])
 
 
-def _row(kind: str, names: int, entry: Entry) -> str:
-    number = f"{names:,}" if names else ""
+def _row(kind: str, count: int, entry: Entry) -> str:
+    number = "" if kind == "everything" else f"{count:,}"
+    each = readable(entry.total / entry.client_rounds)
+    total, unused = readable(entry.total), readable(entry.unused)
     rounds = f"{entry.rounds:,} ({entry.first} to {entry.last})"
-    sums = (readable(entry.total), readable(entry.unused))
-    cells = (kind, number, per_round(entry), *sums, f"{entry.times:,}", rounds)
-    return f"| {' | '.join(cells)} |"
-
-
-def per_round(entry: Entry) -> str:
-    """Mean bytes per pair of a client and a round with a transfer, as text with a unit."""
-    return readable(entry.total / entry.client_rounds)
+    return f"| {kind} | {number} | {each} | {total} | {unused} | {entry.times:,} | {rounds} |"
 
 
 def readable(size: float) -> str:

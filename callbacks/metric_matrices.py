@@ -8,8 +8,6 @@ import csv
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.boards import has_pictures, show_figure
 
@@ -21,6 +19,10 @@ if TYPE_CHECKING:
 
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.run import Run
+
+
+_MOST_NAMED = 20
+"""The largest number of classes whose names and numbers are in the figure."""
 
 
 class MetricMatrices(FederatedCallback):
@@ -59,7 +61,8 @@ def evaluated_on(metrics: Iterable[str]) -> Literal["val", "test"]:
 
 
 def show_matrix(trainer: Run, name: str, matrix: Tensor) -> None:
-    """Write a matrix into the run folder, and as a figure to every logger that has pictures.
+    """Write a matrix into the run folder, and one of classes by classes as a figure to every logger
+    that has pictures.
 
     Args:
         trainer: The trainer of the run, on rank 0.
@@ -69,7 +72,7 @@ def show_matrix(trainer: Run, name: str, matrix: Tensor) -> None:
     names = trainer.datamodule.spec.class_names
     if trainer.log_dir:
         write_matrix(matrix, names, Path(trainer.log_dir) / f"{name.replace('/', '_')}.csv")
-    if has_pictures(trainer):
+    if has_pictures(trainer) and matrix.shape == (len(names), len(names)):
         show_figure(trainer, name, draw_matrix(matrix, names, name))
 
 
@@ -96,35 +99,26 @@ def draw_matrix(matrix: Tensor, names: tuple[str, ...], title: str) -> Figure:
     up to 20 classes.
 
     Args:
-        matrix: ``(classes, classes)``; a side of another length has numbers instead of names.
+        matrix: ``(classes, classes)``.
         names: The classes' names.
         title: The title.
     """
     from matplotlib.figure import Figure
+    from sklearn.metrics import ConfusionMatrixDisplay
 
     figure = Figure(figsize=(5.2, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    # Without limits, a matrix of zeros would have the colour of the middle.
-    finite = matrix.double().nan_to_num(0.0, 0.0, 0.0)
-    low, high = min(0.0, float(finite.min())), float(finite.max()) or 1.0
-    picture = axes.imshow(matrix.numpy(), cmap="Blues", vmin=low, vmax=high)
-    of_rows, of_columns = (_names_of(size, names) for size in matrix.shape)
-    axes.set(
-        xlabel="predicted class" if of_columns == names else "column",
-        ylabel="true class" if of_rows == names else "row",
-        title=title,
+    is_whole = bool((matrix == matrix.round()).all())
+    ConfusionMatrixDisplay(matrix.double().numpy(), display_labels=names).plot(
+        ax=axes,
+        cmap="Blues",
+        include_values=len(names) <= _MOST_NAMED,
+        values_format=".0f" if is_whole else ".2f",
+        xticks_rotation=45,
     )
-    if max(matrix.shape) <= 20:
-        axes.set_xticks(range(len(of_columns)), of_columns, rotation=45, ha="right")
-        axes.set_yticks(range(len(of_rows)), of_rows)
-        size = 9 if max(matrix.shape) <= 10 else 5
-        for (row, column), value in np.ndenumerate(matrix.numpy()):
-            color, text = (
-                "white" if value > high / 2 else "black",
-                f"{value:.2f}".removesuffix(".00"),
-            )
-            axes.text(column, row, text, ha="center", va="center", color=color, fontsize=size)
-    figure.colorbar(picture)
+    axes.set(title=title)
+    if len(names) > _MOST_NAMED:
+        axes.set(xticks=[], yticks=[])
     return figure
 
 

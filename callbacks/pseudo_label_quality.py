@@ -9,13 +9,10 @@ from torch import Tensor
 
 from lightning_fedssl.algorithm import JointAlgorithm
 from lightning_fedssl.callback import FederatedCallback, at_least
-from lightning_fedssl.callbacks.metric_matrices import show_matrix
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.local_work import LocalWork
@@ -44,35 +41,24 @@ class PseudoLabelQuality(FederatedCallback):
     the model that the client received, in evaluation mode and without augmentation; static batch
     norm uses the statistics of the sample. The method itself then logs the mask rate.
 
-    With ``matrix_every_n_rounds`` it also draws the confusion matrix of the confident labels in
-    TensorBoard, as ``pseudo_label/confusion_matrix``, and writes the last one to
-    ``pseudo_label_confusion_matrix.csv`` in the run folder. The model's own matrix is the metric
-    ``confusion_matrix``.
-
     The callback uses the clients' true labels for logging only: no weight depends on them. Part of
     every run.
 
     Args:
         per_class: Also log both accuracies and the mask rate for each true class.
-        matrix_every_n_rounds: Draw the confusion matrix of every n-th round, and of the last one; 0
-            for none.
         sample: Number of images per round that the callback labels for a method which labels inside
             ``training_step``, divided equally among the drawn clients; 0 for none.
     """
 
-    def __init__(
-        self, per_class: bool = False, sample: int = 128, matrix_every_n_rounds: int = 0
-    ) -> None:
-        at_least(0, sample=sample, matrix_every_n_rounds=matrix_every_n_rounds)
+    def __init__(self, per_class: bool = False, sample: int = 128) -> None:
+        at_least(0, sample=sample)
         self.per_class = per_class
         self.sample = sample
-        self.matrix_every_n_rounds = matrix_every_n_rounds
         self._class_counts: dict[int, Tensor] = {}
-        self._matrices: dict[int, Tensor] = {}
 
     def on_round_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Reset the clients' counts of confident labels per class."""
-        self._class_counts, self._matrices = {}, {}
+        self._class_counts = {}
 
     def on_client_start(
         self,
@@ -105,19 +91,14 @@ class PseudoLabelQuality(FederatedCallback):
         """Log number and largest class of the confident labels, over the accepted clients of all
         ranks.
         """
-        total = _sum_of_accepted(trainer, self._class_counts)
-        if total is not None and total.sum() > 0:
+        unused = clients_left_out(trainer)
+        own = [count for client, count in self._class_counts.items() if client not in unused]
+        classes = torch.zeros(trainer.datamodule.num_classes, dtype=torch.float64)
+        ranks = trainer.gather(torch.stack(own).sum(dim=0).cpu() if own else classes)
+        total = torch.stack(ranks).sum(dim=0)
+        if total.sum() > 0:
             trainer.log("pseudo_label/largest_class_share", float(total.max() / total.sum()))
             trainer.log("pseudo_label/confident_count", float(total.sum()))
-
-    def on_pictures(self, trainer: Run, algorithm: FederatedAlgorithm, is_last: bool) -> None:
-        """Draw the matrix at its interval."""
-        every = self.matrix_every_n_rounds
-        if not every or not (is_last or trainer.round_index % every == 0):
-            return
-        matrix = _sum_of_accepted(trainer, self._matrices)
-        if matrix is not None and trainer.is_global_zero:
-            show_matrix(trainer, "pseudo_label/confusion_matrix", matrix)
 
     def _compare_sample(self, trainer: Run, algorithm: FederatedAlgorithm, data: LocalData) -> None:
         threshold = getattr(algorithm, "threshold", None)
@@ -148,12 +129,6 @@ class PseudoLabelQuality(FederatedCallback):
         classes = torch.arange(trainer.datamodule.num_classes, device=labels.device)
         counts = ((labels[:, None] == classes) * mask[:, None]).sum(dim=0)
         self._class_counts[client] = self._class_counts.get(client, 0) + counts
-        if (
-            self.matrix_every_n_rounds
-        ):  # any round may turn out to be the last; an image of unknown class is in no row
-            rows = (truth[:, None] == classes) * mask[:, None]
-            matrix = rows.T @ (labels[:, None] == classes).double()
-            self._matrices[client] = self._matrices.get(client, 0) + matrix
         if partly_unknown:  # else no test, which would wait for the device
             known = truth >= 0
             right, mask, truth = right[known], mask[known], truth[known]
@@ -185,20 +160,3 @@ def clients_left_out(trainer: Run) -> set[int]:
         for client, outcome in trainer.participation.items()
         if outcome in ("late", "rejected")
     }
-
-
-def _sum_of_accepted(trainer: Run, of_clients: dict[int, Tensor]) -> Tensor | None:
-    """The sum of the accepted clients' counts over all ranks.
-
-    None if there are none. Every rank must call it.
-    """
-    unused = clients_left_out(trainer)
-    return _sum(
-        trainer.gather(_sum([t for client, t in of_clients.items() if client not in unused]))
-    )
-
-
-def _sum(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """The sum of the counts, on the CPU; None if there are none."""
-    found = [part for part in parts if part is not None]
-    return torch.stack(found).sum(dim=0).cpu() if found else None

@@ -52,15 +52,13 @@ class StaticBatchNorm(FederatedCallback):
 
     Args:
         source: The images that the statistics are measured on. ``server``: the server's labelled
-            images, without communication. ``moments``: the images of all clients and of the server;
-            each of them sends count, mean and variance per layer, and the server combines these
-            exactly; a client that drops out of the round (``trainer.availability``) sends none.
-            ``pooled``: all training images in one place, as in the authors' code: one sequence of
-            batches, first the labelled images class by class, then all others, including those that
-            the partition assigns to no client; this breaks the privacy of a real federation.
-        average: ``batches``: unweighted mean of the batches' means and variances, as in the
-            authors' code; ``exact``: moments of all images together; ``auto``: ``exact`` for
-            ``moments``, else ``batches``.
+            images, without communication; the mean of the batches' means and variances.
+            ``moments``: the images of all clients and of the server; each of them sends count, mean
+            and variance per layer, and the server combines these exactly; a client that drops out
+            of the round (``trainer.faults``) sends none. ``pooled``: all training images in one
+            place, as in the authors' code: one sequence of batches, averaged like those of
+            ``server``, first the labelled images class by class, then all others, including those
+            that the partition assigns to no client; this breaks the privacy of a real federation.
         batch_size: Images per batch of the measurement.
         for_clients: Whether clients use the statistics. If not (as when labels come from the
             forward pass of training), they are computed only in rounds with an evaluation. The
@@ -71,7 +69,6 @@ class StaticBatchNorm(FederatedCallback):
     def __init__(
         self,
         source: Literal["server", "moments", "pooled"] = "server",
-        average: Literal["auto", "batches", "exact"] = "auto",
         batch_size: int = 250,
         for_clients: bool = True,
     ) -> None:
@@ -79,13 +76,7 @@ class StaticBatchNorm(FederatedCallback):
             raise ValueError(
                 f"StaticBatchNorm.batch_size is {batch_size}: a variance needs at least 2 samples"
             )
-        if source == "moments" and average == "batches":
-            raise ValueError(
-                "StaticBatchNorm: source moments combines exactly; leave average out, or use "
-                "source pooled"
-            )
         self.source = source
-        self.average: Literal["batches", "exact"] = "exact" if average == "exact" else "batches"
         self.batch_size = batch_size
         self.for_clients = for_clients
         self.reset()
@@ -136,7 +127,7 @@ class StaticBatchNorm(FederatedCallback):
     def state_dict(self) -> dict[str, Any]:
         """What the current statistics were measured with, and what has been sent for it."""
         return {
-            "version": self.version, "source": self.source, "average": self.average,
+            "version": self.version, "source": self.source,
             "held_version": self._held_version, "has_images": self._has_images,
         }  # fmt: skip
 
@@ -146,16 +137,17 @@ class StaticBatchNorm(FederatedCallback):
         Statistics of another source are computed again.
         """
         version, source = state_dict["version"], state_dict["source"]
-        same = (source, state_dict["average"]) == (self.source, self.average)
+        same = source == self.source
         if not same:
             _log.warning(
-                "StaticBatchNorm: the checkpoint has statistics with source %s and average %s; "
-                "from now on they are "
-                "measured with %s and %s", source, state_dict["average"], self.source, self.average,
-            )  # fmt: skip
+                "StaticBatchNorm: the checkpoint has statistics with source %s; from now on they "
+                "are measured with %s",
+                source,
+                self.source,
+            )
         self.version = version if same else -1
-        self._held_version = state_dict.get("held_version", version) if same else -1
-        self._has_images = source == "pooled" and state_dict.get("has_images", version != -1)
+        self._held_version = state_dict["held_version"] if same else -1
+        self._has_images = state_dict["has_images"]
 
     def _refresh_in_round(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         self._refresh(trainer, algorithm)
@@ -184,7 +176,7 @@ class StaticBatchNorm(FederatedCallback):
             if self.source == "server"
             else self._pooled_batches(trainer)
         )
-        return average_moments(self._measure(trainer, algorithm, batches), self.average)
+        return average_moments(self._measure(trainer, algorithm, batches))
 
     @staticmethod
     def _measure(

@@ -31,10 +31,8 @@ if TYPE_CHECKING:
     from lightning_fedssl.schedules import Schedule as Schedule
     from lightning_fedssl.system import Availability as Availability
     from lightning_fedssl.system import Device as Device
-    from lightning_fedssl.system import DiurnalDropout as DiurnalDropout
     from lightning_fedssl.system import RandomDropout as RandomDropout
     from lightning_fedssl.system import SystemModel as SystemModel
-    from lightning_fedssl.system import UnevenDropout as UnevenDropout
     from lightning_fedssl.task import Classification as Classification
     from lightning_fedssl.task import MultiLabel as MultiLabel
     from lightning_fedssl.task import Regression as Regression
@@ -54,7 +52,7 @@ _MODULES = {
     "callbacks": """
         ClientEvaluation CollapseDetector CommunicationLedger Dashboard
         EMATeacher FederatedCheckpoint GlobalUpdateFrequency GroupQuality
-        LabelsAlone LocalSteps MetricMatrices ParticipationPlot
+        LabelsAlone LocalSteps MetricMatrices ParticipationTable
         PseudoLabelQuality RoundProgress RunResult StaticBatchNorm
         SystemClock
     """,
@@ -73,7 +71,7 @@ _MODULES = {
         VGG16 WideResNet build_network make_norm
     """,
     "schedules": "Constant Cosine FractionalCosine Schedule",
-    "system": "Availability Device DiurnalDropout RandomDropout SystemModel UnevenDropout",
+    "system": "Availability Device RandomDropout SystemModel",
     "task": "Classification MultiLabel Regression Segmentation Task",
     "round": "Federation Round",
     "run": "Run",

@@ -234,7 +234,7 @@ def fit(algorithm: SemiFL, rounds: int, precision: Any, *callbacks: FederatedCal
 def fit_in_the_authors_setting(*callbacks: FederatedCallback) -> None:
     """Train as the authors' main program does: with evaluation, logging and a checkpoint in every round."""
     algorithm = semifl(EPOCHS, WideResNet, depth=10, widen_factor=1)
-    statistics, checkpoint = StaticBatchNorm(source="pooled", average="batches"), FederatedCheckpoint(every_n_rounds=1)
+    statistics, checkpoint = StaticBatchNorm(source="pooled"), FederatedCheckpoint(every_n_rounds=1)
     with tempfile.TemporaryDirectory() as folder:
         FederatedTrainer(
             max_rounds=10**6, clients_per_round=COHORT, accelerator="cpu", devices=1,

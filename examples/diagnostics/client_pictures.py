@@ -11,15 +11,11 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from torch import Tensor
 
 from lightning_fedssl.callback import FederatedCallback, at_least
-from lightning_fedssl.callbacks.boards import (
-    draw_clients,
-    has_pictures,
-    show_figure,
-    show_histogram,
-)
+from lightning_fedssl.callbacks.boards import has_pictures, show_figure
 from lightning_fedssl.callbacks.pseudo_label_quality import clients_left_out
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 
@@ -253,3 +249,49 @@ def _most_confident(entries: list[_Label], count: int) -> list[_Label]:
     """
     of_images = {entry[1]: entry for entry in sorted(entries)}
     return sorted(of_images.values(), reverse=True)[:count]
+
+
+def show_histogram(trainer: Run, name: str, values: Tensor) -> None:
+    """Log a histogram for the current round, if there are values; MLflow has none.
+
+    Args:
+        trainer: The trainer of the run.
+        name: The histogram's tag.
+        values: ``(n,)``, on the CPU.
+    """
+    for logger in trainer.loggers if trainer.is_global_zero and len(values) else ():
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_histogram(name, values, trainer.round_index)
+        elif isinstance(logger, WandbLogger):
+            import wandb  # type: ignore[import-not-found, unused-ignore]
+
+            histogram: Any = wandb.Histogram(values.tolist())
+            logger.log_metrics({name: histogram}, trainer.round_index)
+
+
+def draw_clients(rounds: dict[int, dict[int, float]], num_clients: int, title: str) -> Figure:
+    """A heat map of a value over clients (rows) and rounds (columns).
+
+    White where a client has no value.
+
+    Args:
+        rounds: The clients' values by round.
+        num_clients: M.
+        title: What the value is.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    table = torch.full((num_clients, max(rounds)), torch.nan)
+    for number, values in rounds.items():
+        for client, value in values.items():
+            table[client, number - 1] = value
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    axes = figure.add_subplot()
+    extent = (0.5, max(rounds) + 0.5, num_clients - 0.5, -0.5)
+    picture = axes.imshow(table.numpy(), aspect="auto", interpolation="nearest", extent=extent)
+    axes.set(xlabel="round", ylabel="client", title=title)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    figure.colorbar(picture)
+    return figure

@@ -117,54 +117,42 @@ def client_table(statistics: PartitionStatistics, most: int) -> list[str]:
         statistics: Of the partition.
         most: Clients that are shown at most.
     """
-    classes = statistics.class_counts.shape[1]
+    clients, classes = statistics.class_counts.shape
     names = statistics.class_names or tuple(map(str, range(classes)))
-    unknown = [] if statistics.unknown_counts is None else statistics.unknown_counts.tolist()
-    head = [
-        "",
-        "images",
-        "labelled",
-        "classes",
-        *(names if classes <= MOST_CLASSES else ["largest"]),
-        *(["unknown"] if unknown else []),
-    ]
-    rows = [head]
-    if int(statistics.server_class_counts.sum()):
-        none = [0] if unknown else []
-        rows.append(
-            _row(
-                "server",
-                statistics.server_class_counts,
-                statistics.server_class_counts,
-                none,
-                names,
-            )
-        )
-    shown = min(max(most, 0), len(statistics.sizes))
+    parties = statistics.client_names or [f"client {client}" for client in range(clients)]
+    unknown = statistics.unknown_counts
+    columns = names if classes <= MOST_CLASSES else ("largest",)
+    rows = [["", "images", "labelled", "classes", *columns, "unknown"]]
+    at_server = statistics.server_class_counts
+    if at_server.any():
+        rows.append(_row("server", at_server, at_server, 0, names))
+    shown = min(max(most, 0), clients)
     for client in range(shown):
         counts, labeled = statistics.class_counts[client], statistics.labeled_class_counts[client]
-        name = statistics.client_names[client] if statistics.client_names else f"client {client}"
-        rows.append(_row(name, counts, labeled, unknown[client : client + 1], names))
+        others = 0 if unknown is None else int(unknown[client])
+        rows.append(_row(parties[client], counts, labeled, others, names))
+    if unknown is None:
+        rows = [row[:-1] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
-    ]
-    hidden = len(statistics.sizes) - shown
-    return lines + (
-        [f"not shown: {hidden} more; --clients {len(statistics.sizes)} shows all"] if hidden else []
-    )
+    lines = []
+    for name, *cells in rows:
+        padded = map(str.rjust, cells, widths[1:])
+        lines.append("  ".join([name.ljust(widths[0]), *padded]))
+    if clients > shown:
+        lines.append(f"not shown: {clients - shown} more; --clients {clients} shows all")
+    return lines
 
 
 def _row(
-    name: str, counts: Tensor, labeled: Tensor, unknown: list[int], names: Sequence[str]
+    name: str, counts: Tensor, labeled: Tensor, unknown: int, names: Sequence[str]
 ) -> list[str]:
     held, known = counts.tolist(), labeled.tolist()
-    cells = [f"{k}+{n - k}" if sum(known) else str(n) for n, k in zip(held, known, strict=True)]
+    cells = [f"{k}+{n - k}" if any(known) else str(n) for n, k in zip(held, known, strict=True)]
     if len(cells) > MOST_CLASSES:
         largest = sorted(range(len(held)), key=lambda k: -held[k])[:3]
         cells = [", ".join(f"class {names[k]}: {cells[k]}" for k in largest if held[k])]
-    totals = sum(held) + sum(unknown), sum(known), sum(n > 0 for n in held)
-    return [name, *map(str, totals), *cells, *map(str, unknown)]
+    classes = sum(n > 0 for n in held)
+    return [name, str(sum(held) + unknown), str(sum(known)), str(classes), *cells, str(unknown)]
 
 
 def _write(data: FederatedDataModule, folder: Path) -> Iterator[Path]:

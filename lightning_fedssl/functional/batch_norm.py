@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -103,37 +103,13 @@ def has_static_batch_norm(network: nn.Module) -> bool:
     return any(not layer.track_running_stats and layer.running_mean is not None for layer in layers)
 
 
-def estimate_statistics(
-    network: nn.Module, batches: Iterable[Tensor], average: Literal["batches", "exact"] = "batches"
-) -> Statistics:
-    """Measure the statistics of every batch-norm layer in one pass over the batches.
-
-    Args:
-        network: The network; it is not changed.
-        batches: Images in the network's input format, ``(batch, channels, height, width)``, on its
-            device.
-        average: ``batches``: the unweighted average over batches of the batch means and of the
-            unbiased batch variances (the authors' code, PyTorch's ``momentum=None``). ``exact``:
-            mean and unbiased variance of all values together.
-
-    Returns:
-        Float64 statistics by layer name, for :func:`load_statistics`; empty if the network has no
-        batch norm.
-
-    Raises:
-        ValueError: There is no batch, or a batch has only one value per channel at a layer.
-    """
-    return average_moments(batch_moments(network, batches), average)
-
-
-def average_moments(
-    measured: dict[str, list[Moments]], average: Literal["batches", "exact"] = "batches"
-) -> Statistics:
-    """The statistics of every batch-norm layer, from the moments of all batches.
+def average_moments(measured: dict[str, list[Moments]]) -> Statistics:
+    """The statistics of every batch-norm layer in float64, from the moments of all batches: the
+    unweighted average over batches of the means and of the unbiased variances (the code of SemiFL's
+    authors, PyTorch's ``momentum=None``).
 
     Args:
         measured: The result of :func:`batch_moments`.
-        average: See :func:`estimate_statistics`.
 
     Raises:
         ValueError: There is no batch.
@@ -144,10 +120,6 @@ def average_moments(
             "take all images of "
             "server and clients (StaticBatchNorm, source: moments)."
         )
-    if average == "exact":
-        return {
-            name: (total.mean, total.variance) for name, total in _combine_all(measured).items()
-        }
     return {
         name: (
             _stack(part.mean for part in parts).mean(0),
@@ -203,33 +175,6 @@ def combine_moments(parties: Iterable[dict[str, Moments]]) -> dict[str, Moments]
         for name, part in moments.items():
             total[name] = _combine([total[name], part]) if name in total else part
     return total
-
-
-def load_statistics(network: nn.Module, statistics: Statistics | dict[str, Moments]) -> None:
-    """Write measured statistics into the buffers ``running_mean`` and ``running_var`` of a network,
-    in place.
-
-    Args:
-        network: A network with the layers named in ``statistics``. Other layers, and layers without
-            these buffers, are not changed.
-        statistics: From :func:`estimate_statistics`, :func:`local_moments` or
-            :func:`combine_moments`.
-
-    Raises:
-        ValueError: The network has no layer of a name in ``statistics``.
-    """
-    layers = batch_norm_layers(network)
-    if unknown := ", ".join(sorted(statistics.keys() - layers.keys())):
-        raise ValueError(
-            f"The network has no batch-norm layer {unknown}: measure the statistics on this "
-            "network."
-        )
-    for name, found in statistics.items():
-        layer = layers[name]
-        if layer.running_mean is not None and layer.running_var is not None:
-            mean, variance = (found.mean, found.variance) if isinstance(found, Moments) else found
-            layer.running_mean.detach().copy_(mean)
-            layer.running_var.detach().copy_(variance)
 
 
 @contextmanager

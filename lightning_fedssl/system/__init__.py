@@ -2,10 +2,8 @@
 
 from lightning_fedssl.system.availability import (
     Availability,
-    DiurnalDropout,
     Outcome,
     RandomDropout,
-    UnevenDropout,
 )
 from lightning_fedssl.system.devices import Device, Duration, SystemModel, Usage, pick
 from lightning_fedssl.system.faults import Faults
@@ -13,13 +11,11 @@ from lightning_fedssl.system.faults import Faults
 __all__ = [
     "Availability",
     "Device",
-    "DiurnalDropout",
     "Duration",
     "Faults",
     "Outcome",
     "RandomDropout",
     "SystemModel",
-    "UnevenDropout",
     "Usage",
     "pick",
 ]

@@ -14,8 +14,7 @@ class Faults:
 
     Args:
         availability: Which clients drop out of a round: they receive the model and send nothing.
-            ``RandomDropout``, ``UnevenDropout``, ``DiurnalDropout`` or a subclass of
-            ``Availability``; left out, nobody drops out.
+            ``RandomDropout`` or a subclass of ``Availability``; left out, nobody drops out.
         deadline_s: Simulated seconds (of ``trainer.system``) from the broadcast after which an
             update is late and not used.
         over_selection: Select ``clients_per_round * (1 + over_selection)`` clients, and use the

@@ -24,7 +24,7 @@ from lightning_fedssl.callbacks import (
     Dashboard,
     FederatedCheckpoint,
     MetricMatrices,
-    ParticipationPlot,
+    ParticipationTable,
     PseudoLabelQuality,
     RoundProgress,
     RunResult,
@@ -244,7 +244,7 @@ def choose_callbacks(
     if trainer.system is not None:
         defaults.append(SystemClock())
     if trainer.faults.loses_clients:
-        defaults.append(ParticipationPlot())
+        defaults.append(ParticipationTable())
     if not trainer.fast_dev_run:
         defaults.append(FederatedCheckpoint())
     return callback_list.choose(given, needed, defaults)

@@ -148,7 +148,7 @@ def test_semifl_is_the_authors_code_to_rounding(tmp_path: Path, monkeypatch: pyt
     )  # fmt: skip
     trainer = toy_trainer(
         tmp_path, max_rounds=settings["rounds"], clients_per_round=settings["clients_per_round"], logger=False,
-        precision="64-true", callbacks=[StaticBatchNorm("pooled", "batches", batch_size=30), compared],
+        precision="64-true", callbacks=[StaticBatchNorm("pooled", batch_size=30), compared],
     )  # fmt: skip
     trainer.fit(algorithm, data)
     clients = [client for number in rounds.values() for client in number["clients"].values()]
@@ -531,7 +531,7 @@ def test_fl2_is_the_authors_code_to_rounding(tmp_path: Path, monkeypatch: pytest
     compared = ComparedRounds(record)
     trainer = toy_trainer(
         tmp_path, max_rounds=settings["rounds"], clients_per_round=2, logger=False, precision="64-true",
-        callbacks=[StaticBatchNorm("pooled", "batches", batch_size=10), compared],
+        callbacks=[StaticBatchNorm("pooled", batch_size=10), compared],
     )  # fmt: skip
     trainer.fit(algorithm, data)
     assert compared.clients == 6

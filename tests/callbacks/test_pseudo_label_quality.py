@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import (
     PseudoLabelQuality,
 )
-from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.models import CNN
 from tests.algorithms.helpers import toy_rgd
 from tests.toy import ToyData, assert_same, sgd, toy_semifl, toy_trainer, weights
@@ -73,50 +71,3 @@ def test_labels_that_a_method_made_are_compared_whole(tmp_path: Path) -> None:
     assert float(trainer.callback_metrics["pseudo_label/largest_class_share"]) == pytest.approx(share)
     accuracy = float((labels == truth).double().mean())
     assert float(trainer.callback_metrics["pseudo_label/accuracy"]) == pytest.approx(accuracy)
-
-
-class OfFive:
-    """A trainer whose five images have these true classes; the fifth one's is unknown."""
-
-    round_index, is_global_zero, log_dir, loggers = 4, True, "", ()
-    truth = torch.tensor([0, 1, 2, 1, -1])
-    participation = MappingProxyType({0: "finished", 1: "skipped", 2: "rejected"})
-
-    class datamodule:  # noqa: N801
-        num_classes, has_unknown_labels = 3, True
-
-        class spec:  # noqa: N801
-            class_names = ("a", "b", "c")
-
-        @staticmethod
-        def true_labels(indices: torch.Tensor) -> torch.Tensor:
-            return OfFive.truth[indices]
-
-    def log(self, *scalar: Any) -> None:
-        """Scalars are tested elsewhere."""
-
-    def gather(self, value: Any) -> list[Any]:
-        """This rank, and a rank without clients."""
-        return [value, None]
-
-
-@pytest.mark.parametrize(("every", "is_last"), [(0, True), (3, False), (3, True), (4, False)])
-def test_the_matrix_of_pseudo_labels_by_hand(tmp_path: Path, every: int, is_last: bool) -> None:
-    """Image 0 is right, 2 and 3 are labelled b; 1 is not confident, and 4 has no known class. Client 2 is rejected.
-
-    Round 4 is due for 4, and for 3 if it is the last.
-    """
-    quality: Any = PseudoLabelQuality(matrix_every_n_rounds=every)
-    trainer = OfFive()
-    trainer.log_dir = str(tmp_path)
-    labels, mask = torch.tensor([0, 0, 1, 1, 2]), torch.tensor([True, False, True, True, True])
-    quality.on_round_start(trainer, None)
-    for client, part in ((0, slice(0, 2)), (0, slice(2, 3)), (1, slice(3, 5)), (2, slice(0, 5))):
-        algorithm = SimpleNamespace(clients=SimpleNamespace(staging=client))
-        pseudo = PseudoLabels(labels[part], torch.ones(5)[part], mask[part])
-        quality._compare(trainer, algorithm, torch.arange(5)[part], pseudo)
-    quality.on_pictures(trainer, None, is_last)
-    path = tmp_path / "pseudo_label_confusion_matrix.csv"
-    assert path.exists() == (every == 4 or (every == 3 and is_last))
-    if path.exists():
-        assert path.read_text() == "true class,a,b,c\na,1,0,0\nb,0,1,0\nc,0,1,0\n"

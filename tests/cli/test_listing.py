@@ -12,7 +12,7 @@ NAMES = {
     "suites": {"digits.yaml", "cifar10_500.yaml"},
     "datasets": {*SPECS, "Arrays", "Signals", "SiteFolders"},
     "partitions": {"Dirichlet", "Iid", "Shards", "FromFile"},
-    "availability": {"DiurnalDropout", "RandomDropout", "UnevenDropout"},
+    "availability": {"RandomDropout"},
 }
 
 

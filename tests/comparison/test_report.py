@@ -90,7 +90,6 @@ def test_the_csv_files_hold_a_row_a_run_and_a_row_a_round_and_the_plots_show_the
     assert curves[4 * len(GOOD)] == point
     assert plots.draw(tmp_path, "costs $a$") == ["rounds.png", "bytes.png"]
     assert (tmp_path / "rounds.png").read_bytes().startswith(b"\x89PNG\r")
-    assert plots.draw(tmp_path, "T", without=["Bad", "Bound", "Good"]) == []
 
 
 def test_every_method_of_a_plot_looks_different_and_bounds_are_grey() -> None:

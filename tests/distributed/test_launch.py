@@ -113,18 +113,16 @@ def test_stacks_have_the_bits_of_one_rank(
 
 
 @pytest.mark.parametrize(
-    ("source", "average", "batches_of"),
+    ("source", "batches_of"),
     [
-        ("server", "batches", 5),  # of 12 images: an uneven number of batches, which the ranks divide
-        ("server", "exact", 250),  # one batch: the other rank has none
-        ("pooled", "exact", 50),
+        ("server", 5),  # of 12 images: an uneven number of batches, which the ranks divide
+        ("server", 250),  # one batch: the other rank has none
+        ("pooled", 50),
     ],
 )
-def test_ranks_measure_the_batch_norm_statistics_of_one_rank(
-    tmp_path: Path, source: Any, average: Any, batches_of: int
-) -> None:
+def test_ranks_measure_the_batch_norm_statistics_of_one_rank(tmp_path: Path, source: Any, batches_of: int) -> None:
     def callbacks() -> list[FederatedCallback]:
-        return [StaticBatchNorm(source, average, batches_of)]
+        return [StaticBatchNorm(source, batches_of)]
 
     settings: dict[str, Any] = {"max_rounds": 2, "logger": False}
     alone, *_ = run(tmp_path, 1, toy_semifl, ToyData, callbacks=callbacks(), **settings)

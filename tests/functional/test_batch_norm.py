@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from lightning_fedssl.functional.batch_norm import (
     Moments,
+    Statistics,
+    average_moments,
+    batch_moments,
     batch_norm_layers,
     combine_moments,
-    estimate_statistics,
     evaluating,
     has_static_batch_norm,
-    load_statistics,
     local_moments,
 )
 from lightning_fedssl.models import CNN, WideResNet
@@ -67,9 +68,13 @@ def authors_pass(trained: nn.Module, batches: Sequence[Tensor]) -> nn.Module:
     return swept.eval()
 
 
+def statistics_of(network: nn.Module, batches: Any) -> Statistics:
+    return average_moments(batch_moments(network, batches))
+
+
 def test_by_hand_batches_weigh_the_same_whatever_their_size() -> None:
     """Batches 0, 2 (mean 1, variance 2) and 4, 6, 8 (6 and 4): mean (1 + 6) / 2, variance (2 + 4) / 2."""
-    [(mean, variance)] = estimate_statistics(one_layer(), [column(0, 2), column(4, 6, 8)]).values()
+    [(mean, variance)] = statistics_of(one_layer(), [column(0, 2), column(4, 6, 8)]).values()
     assert mean.item() == pytest.approx(3.5, abs=1e-12)
     assert variance.item() == pytest.approx(3.0, abs=1e-12)
 
@@ -89,25 +94,20 @@ def test_combining_is_exact_for_one_layer_however_images_are_assigned() -> None:
     batches = [1e3 + batch for batch in image_batches(2, 5, 3, 7)]
     pooled = torch.cat(batches).transpose(0, 1).flatten(1)
     [total] = combine_moments(local_moments(layer, [batch]) for batch in batches).values()
-    [(mean, variance)] = estimate_statistics(layer, batches, average="exact").values()
-    for found_mean, found_variance in ((total.mean, total.variance), (mean, variance)):
-        assert torch.allclose(found_mean, pooled.mean(1), rtol=1e-12, atol=0)
-        assert torch.allclose(found_variance, pooled.var(1), rtol=1e-9, atol=0)
+    assert torch.allclose(total.mean, pooled.mean(1), rtol=1e-12, atol=0)
+    assert torch.allclose(total.variance, pooled.var(1), rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["cnn", "wide_resnet"])
 def test_equals_the_authors_cumulative_average(kind: str) -> None:
     trained, batches = network(kind), image_batches(6, 6, 3)
     swept = authors_pass(trained, batches)
-    statistics = estimate_statistics(trained, batches)
+    statistics = statistics_of(trained, batches)
     layers = batch_norm_layers(swept)
     assert statistics.keys() == layers.keys()
     for name, (mean, variance) in statistics.items():
         assert close(mean, layers[name].running_mean.detach())  # type: ignore[union-attr]
         assert close(variance, layers[name].running_var.detach())  # type: ignore[union-attr]
-    load_statistics(trained, statistics)
-    with torch.no_grad():
-        assert close(trained.eval()(batches[0]), swept(batches[0]))
 
 
 def test_a_sweep_leaves_the_network_as_it_was() -> None:
@@ -118,7 +118,7 @@ def test_a_sweep_leaves_the_network_as_it_was() -> None:
     modes = {name: module.training for name, module in trained.named_modules()}
     images = image_batches(4)
     expected = copy.deepcopy(trained)(images[0])
-    estimate_statistics(trained, images)
+    statistics_of(trained, images)
     local_moments(trained, images)
     assert all(torch.equal(value, state[name]) for name, value in trained.state_dict().items())
     assert {name: module.training for name, module in trained.named_modules()} == modes
@@ -130,7 +130,7 @@ def test_a_sweep_leaves_the_network_as_it_was() -> None:
 def test_a_failing_sweep_leaves_the_network_as_it_was() -> None:
     trained = network("cnn")
     with pytest.raises(RuntimeError):
-        estimate_statistics(trained, [torch.zeros(2, 5, 8, 8, dtype=torch.float64)])
+        statistics_of(trained, [torch.zeros(2, 5, 8, 8, dtype=torch.float64)])
     assert trained.training
     assert all("forward" not in vars(layer) for layer in batch_norm_layers(trained).values())
 
@@ -139,17 +139,15 @@ def test_dropout_is_off_in_a_sweep() -> None:
     dropping = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm2d(3)).double().train()
     plain = nn.Sequential(nn.Identity(), nn.BatchNorm2d(3)).double()
     batches = image_batches(5)
-    found, expected = estimate_statistics(dropping, batches)["1"], estimate_statistics(plain, batches)["1"]
+    found, expected = statistics_of(dropping, batches)["1"], statistics_of(plain, batches)["1"]
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
 
 
-def test_float32_networks_are_averaged_in_float64_and_loaded_in_their_own_type() -> None:
+def test_float32_networks_are_averaged_in_float64() -> None:
     trained = network("cnn").float()
-    statistics = estimate_statistics(trained, [batch.float() for batch in image_batches(4, 4)])
+    statistics = statistics_of(trained, [batch.float() for batch in image_batches(4, 4)])
     assert all(mean.dtype == variance.dtype == torch.float64 for mean, variance in statistics.values())
-    load_statistics(trained, statistics)
-    assert all(buffer.dtype == torch.float32 for name, buffer in trained.named_buffers() if "running" in name)
 
 
 class WithTeacher(nn.Module):
@@ -163,33 +161,24 @@ class WithTeacher(nn.Module):
         return self.student(x)
 
 
-@pytest.mark.parametrize("average", ["batches", "exact"])
-def test_layers_that_the_forward_pass_does_not_reach_are_left_alone(average: Any) -> None:
+def test_layers_that_the_forward_pass_does_not_reach_are_left_alone() -> None:
     both = WithTeacher()
-    statistics = estimate_statistics(both, image_batches(4), average)
+    statistics = statistics_of(both, image_batches(4))
     assert list(statistics) == [f"student.norms.{index}" for index in range(3)]
-    load_statistics(both, statistics)
-    layers = batch_norm_layers(both)
-    assert [name for name, layer in layers.items() if layer.running_mean.count_nonzero()] == list(statistics)  # type: ignore[union-attr]
-
-
-def test_loading_names_the_layers_that_do_not_exist() -> None:
-    with pytest.raises(ValueError, match=r"no batch-norm layer other: measure"):
-        load_statistics(network("cnn"), {"other": (torch.zeros(1), torch.ones(1))})
 
 
 def test_one_value_per_channel_has_no_variance() -> None:
     with pytest.raises(ValueError, match=r"one value per channel at the batch-norm layer '0'.*two samples"):
-        estimate_statistics(one_layer(), [column(1, 2), column(3)])
+        statistics_of(one_layer(), [column(1, 2), column(3)])
 
 
 def test_no_images_are_refused() -> None:
     with pytest.raises(ValueError, match=r"no samples.*data\.num_labels"):
-        estimate_statistics(network("cnn"), [])
+        statistics_of(network("cnn"), [])
 
 
 def test_a_network_without_batch_norm_has_no_statistics_and_is_not_run() -> None:
-    assert estimate_statistics(CNN(norm="group"), iter([torch.zeros(1, 99)])) == {}
+    assert statistics_of(CNN(norm="group"), iter([torch.zeros(1, 99)])) == {}
     assert local_moments(CNN(norm="group"), []) == {}
 
 

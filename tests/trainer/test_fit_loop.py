@@ -53,7 +53,7 @@ CASES = {
     "LabelsAlone": Case(callbacks.LabelsAlone),
     "LocalSteps": Case(callbacks.LocalSteps),
     "MetricMatrices": Case(callbacks.MetricMatrices),
-    "ParticipationPlot": Case(callbacks.ParticipationPlot),
+    "ParticipationTable": Case(callbacks.ParticipationTable),
     "PseudoLabelQuality": Case(callbacks.PseudoLabelQuality),
     "RoundProgress": Case(callbacks.RoundProgress),
     "RunResult": Case(callbacks.RunResult),

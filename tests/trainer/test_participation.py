@@ -17,11 +17,9 @@ from lightning_fedssl.callbacks import CommunicationLedger, StaticBatchNorm
 from lightning_fedssl.system import (
     Availability,
     Device,
-    DiurnalDropout,
     Faults,
     RandomDropout,
     SystemModel,
-    UnevenDropout,
 )
 from tests.algorithms.helpers import METHODS, toy_easgd, toy_semi_sfl
 from tests.callbacks.test_communication_ledger import ledger_of
@@ -77,32 +75,11 @@ def test_every_client_drops_out_as_often_as_configured() -> None:
     assert all(RandomDropout(1.0).drops_out(0, t, 0) for t in range(100))
 
 
-def test_uneven_clients_have_probabilities_of_their_own() -> None:
-    uneven = UnevenDropout(0.2, 0.6)
-    values = [uneven.dropout_probability(0, 1, k) for k in range(300)]
-    assert values == [uneven.dropout_probability(0, 7, k) for k in range(300)]
-    assert 0.2 <= min(values) < 0.21
-    assert 0.59 < max(values) <= 0.6
-
-
-def test_a_day_by_hand() -> None:
-    """One time zone, 4 rounds a day: the sine is 1, 0, -1, 0 in rounds 1 to 4."""
-    day = DiurnalDropout(0.4, 0.3, period=4, time_zones=False)
-    assert [day.dropout_probability(0, t, 5) for t in (1, 2, 3, 4, 5)] == pytest.approx([0.7, 0.4, 0.1, 0.4, 0.7])
-    zones = DiurnalDropout(0.4, 0.3, period=4)
-    assert len({round(zones.dropout_probability(0, 1, k), 6) for k in range(20)}) == 20
-    mean = sum(zones.dropout_probability(0, t, 3) for t in (1, 2, 3, 4)) / 4
-    assert mean == pytest.approx(0.4)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: RandomDropout(1.5), "RandomDropout.probability is 1.5: give a probability between 0 and 1"),
         (lambda: RandomDropout(math.nan), "RandomDropout.probability is nan"),
-        (lambda: UnevenDropout(0.5, 0.1), "UnevenDropout.lowest is 0.5, above highest, 0.1"),
-        (lambda: DiurnalDropout(0.2, 0.3), "mean - amplitude and mean . amplitude must be between 0 and 1"),
-        (lambda: DiurnalDropout(period=0), "DiurnalDropout.period is 0: give rounds of a day"),
         (lambda: Faults(over_selection=-1), "trainer.faults.over_selection is -1: give 0 or more"),
         (lambda: Faults(deadline_s=0), "trainer.faults.deadline_s is 0: give simulated seconds above 0"),
     ],
@@ -241,7 +218,7 @@ def test_a_run_survives_rounds_in_which_nobody_takes_part(
 
 LOSSY: dict[str, Any] = {
     "system": SystemModel([Device("a", 0.1, 0.05), Device("b", 0.4, 0.1)]),
-    "faults": Faults(UnevenDropout(0.0, 0.6), deadline_s=1.5, over_selection=0.3),
+    "faults": Faults(RandomDropout(0.3), deadline_s=1.5, over_selection=0.3),
 }  # fmt: skip
 
 
@@ -250,7 +227,7 @@ def test_a_lossy_run_resumes_bitwise_identical(tmp_path: Path, method: str) -> N
     make, data = METHODS[method]
     settings = {**LOSSY, "max_rounds": 5}
     if method in SPLIT:
-        settings |= {"faults": Faults(UnevenDropout(0.0, 0.6))}
+        settings |= {"faults": Faults(RandomDropout(0.3))}
     whole, first, second = make(), make(), make()
     reference = toy_trainer(tmp_path / "whole", **settings, callbacks=CommunicationLedger())
     reference.fit(whole, data())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -210,45 +210,24 @@ def heatmap(stats: PartitionStatistics) -> Figure:
 
     clients, classes = stats.class_counts.shape
     figure = Figure(figsize=(10, 4.6), dpi=110, layout="constrained")
-    grid = figure.add_gridspec(2, 2, height_ratios=(1, 3.6), width_ratios=(60, 1))
-    sizes_axes, map_axes = figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[1, 0])
-    edges = (-0.5, clients - 0.5)
-    sizes_axes.stairs(stats.sizes.numpy(), np.arange(clients + 1) - 0.5, fill=True, color="#6baed6")
-    sizes_axes.set(
-        xlim=edges,
-        ylabel=f"{stats.noun}s",
-        xticks=[],
-        ylim=(0, max(float(stats.sizes.max()), 1.0) * 1.08),
-    )
-    sizes_axes.spines[["top", "right"]].set_visible(False)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 3.6))
+    above.stairs(stats.sizes.numpy(), np.arange(clients + 1) - 0.5, fill=True, color="#6baed6")
+    above.set(ylabel=f"{stats.noun}s", ylim=(0, None))
     # A square-root scale, because the few large shares of a skewed partition would hide all others.
     scale = PowerNorm(0.5, vmin=0, vmax=max(int(stats.class_counts.max()), 1))
-    counts = stats.class_counts.T.numpy()
-    cells = map_axes.imshow(
-        counts, cmap="Blues", norm=scale, aspect="auto", origin="lower", interpolation="nearest"
-    )
-    map_axes.hlines(
-        np.arange(classes - 1) + 0.5, *edges, color="white", linewidth=1 if classes <= 50 else 0
-    )
-    map_axes.set(xlabel="client", ylabel="class", xlim=edges)
-    map_axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    cells = below.imshow(
+        stats.class_counts.T.numpy(), cmap="Blues", norm=scale, aspect="auto", origin="lower",
+        interpolation="nearest",
+    )  # fmt: skip
+    below.set(xlabel="client", ylabel="class")
+    below.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if stats.client_names and clients <= _MOST_NAMED:
-        map_axes.set_xticks(range(clients), stats.client_names)
+        below.set_xticks(range(clients), stats.client_names)
     if classes <= _MOST_NAMED:
-        map_axes.set_yticks(range(classes), stats.class_names or None)
-    bar = figure.colorbar(
-        cells, cax=figure.add_subplot(grid[1, 1]), label=f"{stats.noun}s of the class"
-    )
-    frames: list[Any] = [*map_axes.spines.values(), bar.outline]
-    for frame in frames:
-        frame.set_visible(False)
-    skew = (
-        f"class skew R = {stats.class_skew:.2f}, {stats.effective_classes:.1f} effective "
-        "classes per client"
-    )
-    known = skew if len(stats.histograms) else "classes not known"
-    figure.suptitle(
-        f"{plural(clients, 'client')}, {_span(stats.sizes)} {stats.noun}s each: {known}",
-        fontsize=11,
-    )
+        below.set_yticks(range(classes), stats.class_names or None)
+    figure.colorbar(cells, ax=[above, below], label=f"{stats.noun}s of the class")
+    skew = f"R = {stats.class_skew:.2f}, {stats.effective_classes:.1f} effective classes per client"
+    known = f"class skew {skew}" if len(stats.histograms) else "classes not known"
+    title = f"{plural(clients, 'client')}, {_span(stats.sizes)} {stats.noun}s each: {known}"
+    figure.suptitle(title, fontsize=11)
     return figure
