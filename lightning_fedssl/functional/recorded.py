@@ -60,11 +60,11 @@ class Recorded:
         """What the function returns; the tensors are the caller's.
 
         Args:
-            inputs: Tensors by name, of one device.
+            inputs: Tensors by name. A function of a tensor on the host is not recorded.
             number: The number of the call; a recorded function gets it as a tensor, ``()``.
         """
         device = next(iter(inputs.values())).device
-        if not self.records or device.type != "cuda":
+        if not self.records or any(t.device.type != "cuda" for t in inputs.values()):
             return self.function(inputs, number)
         shapes = tuple((name, t.shape, t.dtype) for name, t in inputs.items())
         count = torch.full((), number, device=device)

@@ -81,6 +81,20 @@ def test_what_cannot_be_recorded_is_called_after_one_warning(
     assert [reason in record.getMessage() for record in caplog.records] == [True]
 
 
+def test_a_number_of_the_host_that_changes_is_not_recorded(replays: list[Graph]) -> None:
+    total = torch.zeros((), device="cuda")
+
+    def add(inputs: dict[str, Tensor], number: int | Tensor) -> Values:
+        total.add_(inputs["x"].sum() * inputs["factor"])
+        return []
+
+    call = Recorded(add, "the sum")
+    for number in range(5):
+        call({"x": EmulatedTensor(torch.ones(2)), "factor": torch.tensor(float(number))}, number)
+    assert total.item() == 2 * (0 + 1 + 2 + 3 + 4)
+    assert not replays
+
+
 def test_batch_norm_is_measured_by_a_recording(replays: list[Graph]) -> None:
     network = CNN(num_classes=3, in_shape=(1, 8, 8), width=4, norm="static_batch")
     batches = [torch.rand(6, 1, 8, 8) for _ in range(5)]
