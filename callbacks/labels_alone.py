@@ -17,6 +17,7 @@ from lightning_fedssl.callbacks.simple_classifiers import (
     accuracy_error,
     simple_answers,
 )
+from lightning_fedssl.task import Classification
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -35,7 +36,8 @@ class LabelsAlone(FederatedCallback):
 
     The bound is :class:`~lightning_fedssl.algorithms.Supervised` with the network, the optimizer of
     the server, the schedule and the seed of the run, and as many steps as the server has made in
-    it. Its test accuracy is logged as ``bound/accuracy`` beside ``test/accuracy``. With few labels
+    it. Its test accuracy is logged as ``bound/accuracy`` beside ``test/accuracy``; of another task
+    than classification its first metric, and no more is compared or chosen. With few labels
     a simple classifier is often better than any network: those of
     :func:`~lightning_fedssl.callbacks.simple_classifiers.simple_answers` are logged as
     ``simple/logistic_regression`` and ``simple/extra_trees``, and ``simple/majority`` is the share
@@ -72,8 +74,6 @@ class LabelsAlone(FederatedCallback):
                 "leave it out of "
                 "trainer.callbacks"
             )
-        if stage == "fit" and "accuracy" not in trainer.datamodule.task.metrics:
-            _log.warning("LabelsAlone compares accuracies: for this data.task it does nothing")
 
     def on_server_batch_end(self, trainer: Run, algorithm: FederatedAlgorithm, step: int) -> None:
         """Count the steps of the server."""
@@ -94,18 +94,25 @@ class LabelsAlone(FederatedCallback):
         ended = trainer.state.status != TrainerStatus.INTERRUPTED
         if not (ended and algorithm.trains_clients and self.steps and not trainer.fast_dev_run):
             return
-        if "accuracy" not in trainer.datamodule.task.metrics:
-            return
         with TemporaryDirectory() as folder:
             # Every rank trains the same bound: preparing a run waits for all ranks of the process
             # group.
             bound = trainer.gather(trainer.train_labels_alone(self.steps, folder))[0]
-            if "test/accuracy" not in bound:
+            task = trainer.datamodule.task
+            name = f"test/{task.monitor}"
+            if name not in bound:
                 _log.warning(
-                    "the labels alone were not trained to the end: there is no bound/accuracy"
+                    "the labels alone were not trained to the end: there is no bound/%s",
+                    task.monitor,
                 )
                 return
-            trainer.log_metrics({"bound/accuracy": bound["test/accuracy"]})
+            trainer.log_metrics({f"bound/{task.monitor}": bound[name]})
+            if not isinstance(task, Classification):
+                found, noun = float(trainer.callback_metrics[name]), trainer.datamodule.spec.noun
+                self.lines.append(
+                    f"{name}: labels alone {bound[name]:.4f}, with the clients' {noun}s {found:.4f}"
+                )
+                return
             self._choose(trainer, algorithm, bound, Path(folder, "checkpoints/last.ckpt"))
         self._compare(trainer)
 

@@ -61,14 +61,14 @@ _MODULES = {
         Arrays BatchView BreastCancer ClassMismatch ClassSkew ClientDirichlet ClientTypes
         Columns Compose DataSource Datasets Dirichlet FeatureMask FederatedDataModule
         FederatedSplit FromFile FromLightning FullyLabeledClients GaussianNoise Iid ImageFolder
-        ImageList ImageTable LabeledClasses LoadedData LocalData NaturalClients PairedDirichlet
-        Partition PerSample Pooled Scaling Shards Signals SiteFolders SplitRequest Stratified
-        Table TimeMask Views Visits
+        ImageList ImageTable LabeledClasses LoadedData LocalData MaskFolders NaturalClients
+        PairedDirichlet Partition PerSample Pooled Scaling Shards Signals SiteFolders SplitRequest
+        Stratified Table TimeMask Views Visits
     """,
     "models": """
         AlexNet Backbone CNN CNN13 EMNISTCNN MLP Network NetworkFactory NormKind RandomKernels
-        ResNet18 ResNet8 ResNet9 SVHNCNN SignalCNN StaticBatchNorm2d TimmBackbone TimmLoRA VGG11
-        VGG16 WideResNet build_network make_norm
+        ResNet18 ResNet8 ResNet9 SVHNCNN SignalCNN StaticBatchNorm2d TimmBackbone TimmLoRA UNet
+        VGG11 VGG16 WideResNet build_network make_norm
     """,
     "schedules": "Constant Cosine FractionalCosine Schedule",
     "system": "Availability Device RandomDropout SystemModel",

@@ -8,18 +8,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import FL2, SAGE, UDA, FedAvg, FedRGD, FixMatch, MeanTeacher, SemiFL, Supervised
-from lightning_fedssl.data import FederatedDataModule
+from lightning_fedssl.callbacks import LabelsAlone
+from lightning_fedssl.data import FederatedDataModule, ImageTable, MaskFolders, Table
 from lightning_fedssl.data.augment.views import make_views
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
-from lightning_fedssl.models import CNN
+from lightning_fedssl.models import CNN, UNet, build_network
 from lightning_fedssl.state import Batch
 from lightning_fedssl.task import Classification, MultiLabel, Regression, Segmentation, Task
 from lightning_fedssl.trainer import FederatedTrainer
@@ -356,3 +359,101 @@ def test_pseudo_labels_of_pixels_lie_where_their_image_lies() -> None:
     batch = algorithm.on_client_start(local).batch(0)
     assert torch.equal((batch["x_weak"] > 0).squeeze(1).long(), batch["y_fix"])
     assert F.cross_entropy(seen(batch["x_weak"]), batch["y_fix"]).isfinite()
+
+
+# Readers, files and models.
+
+
+def mask_folders(root: Path) -> None:
+    """Pictures of 12 x 8 pixels with a bright half, and masks of 0 and 255; one training image has none."""
+    pixels = np.zeros((8, 12, 3), np.uint8)
+    for part, count in (("train", 12), ("test", 4)):
+        for k in range(count):
+            image, mask = pixels + k, np.zeros((8, 12), np.uint8)
+            image[:, 2 + k % 4 :], mask[:, 2 + k % 4 :] = 200, 255
+            for kind, values in (("images", image), ("masks", mask)):
+                (root / part / kind).mkdir(parents=True, exist_ok=True)
+                Image.fromarray(values).save(root / part / kind / f"p{k:02}.png")
+    (root / "train/masks/p11.png").unlink()
+
+
+def test_masks_in_folders_fit_their_images(tmp_path: Path) -> None:
+    mask_folders(tmp_path)
+    source = MaskFolders(str(tmp_path), 8, ["ground", "bright"])
+    spec, train, test, _ = source.load()
+    assert (spec.num_classes, spec.class_names, len(train.images)) == (2, ("ground", "bright"), 12)
+    assert (train.labels[-1] == -1).all()
+    for images, masks in ((train.images[:11], train.labels[:11]), (test.images, test.labels)):
+        assert torch.equal((images[:, 0] > 100).long(), masks)
+    # The picture is cropped to columns 2 to 9; of the first the whole square is bright.
+    assert [int((mask == 0).sum()) for mask in test.labels] == [0, 8, 16, 24]
+    Image.fromarray(np.full((8, 12), 7, np.uint8)).save(tmp_path / "test/masks/p00.png")
+    with pytest.raises(ValueError, match=r"p00\.png' has the value 7, and there are 3 class_names"):
+        MaskFolders(str(tmp_path), 8, ["a", "b", "c"]).load()
+    (tmp_path / "test/masks/p00.png").unlink()
+    with pytest.raises(FileNotFoundError, match="has no mask"):
+        MaskFolders(str(tmp_path), 8, ["ground", "bright"]).load()
+
+
+TABLE = "age,red,round,price\n" + "".join(
+    f"{age},{'NA' if age == 3 else age % 2},{'NA' if age == 3 else age % 3 % 2},{2.5 * age}\n" for age in range(30)
+)
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_columns_of_labels(images: bool, tmp_path: Path) -> None:
+    """Several columns of 0 and 1, or a column of numbers; a row without any is one without a label."""
+    path, columns = tmp_path / "data.csv", ["red", "round"]
+    if images:
+        mask_folders(tmp_path)
+        rows = [f"train/images/p{k:02}.png,train,{k % 2},{'' if k == 3 else 1}" for k in range(12)]
+        rows += [f"test/images/p{k:02}.png,test,1,{k % 2}" for k in range(4)]
+        path.write_text("file,split,red,round\n" + "\n".join(rows) + "\n")
+        data = FederatedDataModule(ImageTable(str(path), 8, label_columns=columns), task=MultiLabel(), weak="none",
+                                   strong="none", num_clients=2, num_labels=4, validation=0)  # fmt: skip
+        data.setup()
+        assert data._train.labels[3].tolist() == [1, -1]
+        return
+    path.write_text(TABLE)
+    task = MultiLabel()
+    source = Table(str(path), label_columns=columns, ignore=["price"])
+    source.task = task
+    spec, train, test, _ = source.load()
+    assert (spec.class_names, len(train.labels), len(test.labels)) == (("red", "round"), 25, 5)
+    assert task.missing(1, train.labels).tolist() in train.labels[:, None].tolist()
+    priced = Table(str(path), label_columns=["price"], ignore=columns)
+    priced.task = Regression()
+    assert sorted(torch.cat([priced.load().train.labels, priced.load().test.labels]).flatten().tolist()) == [
+        2.5 * age for age in range(30)
+    ]
+    path.write_text(TABLE.replace("4,0,", "4,no,"))
+    with pytest.raises(ValueError, match=r"row \d+: 'no' in the label column red"):
+        Table(str(path), label_columns=columns)
+
+
+def test_u_net_has_logits_of_every_pixel_of_any_size() -> None:
+    for size in ((8, 8), (13, 6)):
+        network = build_network(partial(UNet, width=4), 3, (1, *size), (3, *size))
+        assert network(torch.zeros(2, 1, *size)).shape == (2, 3, *size)
+    with pytest.raises(ValueError, match=r"gave \(2, 3, 8, 8\) .*need \(2, 3\)"):
+        build_network(partial(UNet, width=4), 3, (1, 8, 8))
+
+
+@pytest.mark.parametrize("task", [MultiLabel(), Segmentation()], ids=lambda task: type(task).__name__)
+def test_predictions_and_the_bound_follow_the_task(task: Task, tmp_path: Path) -> None:
+    network = partial(UNet, width=4) if task.per_pixel else network_of(task)
+    run = FederatedTrainer(max_rounds=1, clients_per_round=2, accelerator="cpu", default_root_dir=tmp_path,
+                           callbacks=[LabelsAlone()])  # fmt: skip
+    data, algorithm = data_of(task), FixMatch(network=network, optimizer=sgd)
+    run.fit(algorithm, data)
+    assert f"bound/{task.monitor}" in run.callback_metrics
+    predicted = run.predict(algorithm, data)
+    assert predicted is not None
+    folder = Path(str(run.log_dir))
+    if task.per_pixel:
+        written = np.stack([np.array(Image.open(folder / f"predictions/{k}.png")) for k in range(40)])
+        assert np.array_equal(written, predicted.argmax(1).numpy())
+    else:
+        rows = (folder / "predictions.csv").read_text().splitlines()
+        assert (rows[0], len(rows)) == ("image,0,1,2", 41)
+        assert float(rows[1].split(",")[2]) == pytest.approx(float(predicted[0, 1]), rel=1e-5)

@@ -38,6 +38,7 @@ from lightning_fedssl.data.sources.image_lists import (
     ImageFolder,
     ImageList,
     ImageTable,
+    MaskFolders,
     SiteFolders,
 )
 from lightning_fedssl.data.sources.lightning_data import FromLightning
@@ -70,6 +71,7 @@ __all__ = [
     "LabeledClasses",
     "LoadedData",
     "LocalData",
+    "MaskFolders",
     "NaturalClients",
     "PairedDirichlet",
     "Partition",

@@ -216,6 +216,36 @@ def read_image(path: str | Path, in_shape: tuple[int, ...], key: str = "data.roo
     return torch.from_numpy(np.array(image)).reshape(height, width, channels).permute(2, 0, 1)
 
 
+def read_mask(path: str | Path, side: int) -> Tensor:
+    """Read the class numbers of a mask, resized and cropped as :func:`read_image` does its image.
+
+    Args:
+        path: The file: grey, with a palette, or black and white.
+        side: Height and width.
+
+    Returns:
+        int64 ``(side, side)``, the stored values; of black and white 0 and 1.
+
+    Raises:
+        ValueError: If the file is no such image.
+    """
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as file:
+            file.load()
+            if file.mode not in ("1", "L", "P"):
+                raise ValueError(f"mode {file.mode}: a mask has one 8-bit number for each pixel")
+            ImageOps.exif_transpose(file, in_place=True)
+            values = Image.fromarray(np.array(file).astype(np.uint8))
+            fitted = ImageOps.fit(values, (side, side), Image.Resampling.NEAREST)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(
+            f"data.dataset: {str(path)!r} is no readable mask ({error}); write it as a grey PNG"
+        ) from error
+    return torch.from_numpy(np.array(fitted)).long()
+
+
 def _to_rgb(image: Any) -> Any:
     """A Pillow image as 8-bit RGB.
 

@@ -16,6 +16,7 @@ from lightning_fedssl.models.network import Network, NetworkFactory, build_netwo
 from lightning_fedssl.models.resnet import ResNet8, ResNet9, ResNet18
 from lightning_fedssl.models.signal_cnn import SignalCNN
 from lightning_fedssl.models.svhn_cnn import SVHNCNN
+from lightning_fedssl.models.unet import UNet
 from lightning_fedssl.models.vgg import VGG11, VGG16
 from lightning_fedssl.models.wide_resnet import WideResNet
 
@@ -40,6 +41,7 @@ __all__ = [
     "StaticBatchNorm2d",
     "TimmBackbone",
     "TimmLoRA",
+    "UNet",
     "WideResNet",
     "build_network",
     "make_norm",

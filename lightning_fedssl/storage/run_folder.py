@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.fabric import Fabric
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch import Tensor
@@ -150,7 +151,11 @@ def _as_list(logger: Logger | list[Logger] | None) -> list[Logger]:
 
 
 def write_predictions(
-    probabilities: Tensor, path: Path, class_names: Sequence[str] = (), files: Sequence[str] = ()
+    probabilities: Tensor,
+    path: Path,
+    class_names: Sequence[str] = (),
+    files: Sequence[str] = (),
+    one_class: bool = True,
 ) -> None:
     """Write the most probable class and all probabilities of each image as CSV.
 
@@ -160,23 +165,39 @@ def write_predictions(
         class_names: A name for each class, also in the head; with none, there is no column
             ``class_name``.
         files: A file for each image; with none, there is no column ``file``.
+        one_class: Whether an image has one class; if not, the columns are the values alone, under
+            the names of the classes.
     """
-    names = ["file"] * bool(files) + ["prediction"] + ["class_name"] * bool(class_names)
-    rows: list[list[object]] = [
-        [
-            "image",
-            *names,
-            *(f"probability_{name}" for name in class_names or range(probabilities.shape[1])),
-        ]
-    ]
+    names = ["file"] * bool(files)
+    if one_class:
+        names += ["prediction"] + ["class_name"] * bool(class_names)
+    of_values = (f"probability_{name}" if one_class else name for name in class_names)
+    columns = [*of_values] or [f"probability_{k}" for k in range(probabilities.shape[1])]
+    rows: list[list[object]] = [["image", *names, *columns]]
     for index, (best, row) in enumerate(
         zip(probabilities.argmax(1).tolist(), probabilities.tolist(), strict=True)
     ):
-        cells = [*files[index : index + 1], best, *class_names[best : best + 1]]
-        rows.append([index, *cells, *(f"{p:.6g}" for p in row)])
+        cells = [best, *class_names[best : best + 1]] if one_class else []
+        rows.append([index, *files[index : index + 1], *cells, *(f"{p:.6g}" for p in row)])
 
     def write(new: Path) -> None:
         with new.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows(rows)
 
     replace_file(path, write)
+
+
+def write_masks(masks: Tensor, folder: Path, files: Sequence[str] = ()) -> None:
+    """Write the class of each pixel as grey PNG files, under the images' numbers or names.
+
+    Args:
+        masks: ``(images, height, width)``, classes below 256.
+        folder: The folder; it is made.
+        files: A file for each image, whose path below the folder the mask gets; none: numbers.
+    """
+    from PIL import Image
+
+    for index, mask in enumerate(masks.to(torch.uint8)):
+        path = folder / Path(files[index] if files else f"{index}").with_suffix(".png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(mask.cpu().numpy()).save(path)

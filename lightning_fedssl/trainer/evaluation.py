@@ -18,6 +18,7 @@ from lightning_fedssl.metrics import MetricCollector
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import load_state
 from lightning_fedssl.storage import run_folder
+from lightning_fedssl.task import Classification
 from lightning_fedssl.trainer import checkpointing
 from lightning_fedssl.trainer.evaluation_metrics import EvaluationMetrics, scalars
 
@@ -108,7 +109,8 @@ def evaluate(trainer: Run, stage: Literal["validate", "test"]) -> dict[str, floa
 def predict(trainer: Run) -> tuple[Tensor, str | None]:
     """Compute class probabilities of the test images, or of new images.
 
-    Rank 0 writes them to ``predictions.csv``.
+    Rank 0 writes them to ``predictions.csv``; the classes of pixels as PNG files to the folder
+    ``predictions``.
 
     Every rank predicts all images, so that the rows have the order of the data.
 
@@ -125,9 +127,14 @@ def predict(trainer: Run) -> tuple[Tensor, str | None]:
     if not trainer.fabric.is_global_zero or trainer.fast_dev_run:
         return predictions, None
     path = Path(trainer.folder.log_dir or trainer.default_root_dir) / "predictions.csv"
-    run_folder.write_predictions(predictions, path, classes, files)
+    if trainer.datamodule.task.per_pixel:
+        path = path.with_suffix("")
+        run_folder.write_masks(predictions.argmax(dim=1), path, files)
+    else:
+        one_class = isinstance(trainer.datamodule.task, Classification)
+        run_folder.write_predictions(predictions, path, classes, files, one_class)
     count = plural(len(predictions), trainer.datamodule.spec.noun)
-    _log.info("class probabilities of %s: %s", count, path)
+    _log.info("predictions of %s: %s", count, path)
     return predictions, str(path)
 
 

@@ -149,7 +149,7 @@ def test_series_have_random_kernels_and_features_of_a_backbone_do_not() -> None:
         assert ("random kernels" in {a.name for a in simple_answers(data)}) == expected
 
 
-def test_a_task_without_accuracy_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_task_without_accuracy_has_a_bound_and_no_choice(tmp_path: Path) -> None:
     x = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
     y = (x[:, :2] > 0).float()
     data = FederatedDataModule.from_datasets(
@@ -158,6 +158,6 @@ def test_a_task_without_accuracy_is_left_alone(tmp_path: Path, caplog: pytest.Lo
     callback = LabelsAlone()
     trainer = FederatedTrainer(max_rounds=1, accelerator="cpu", callbacks=[callback], default_root_dir=tmp_path)
     trainer.fit(FixMatch(network=partial(MLP, hidden=()), optimizer=sgd, threshold=0.4, server_steps=1), data)
-    assert "bound/accuracy" not in trainer.callback_metrics
-    assert not callback.lines
-    assert "for this data.task it does nothing" in caplog.text
+    bound = float(trainer.callback_metrics["bound/average_precision"])
+    assert f"labels alone {bound:.4f}" in callback.lines[0]
+    assert not list(tmp_path.rglob("chosen.ckpt"))

@@ -11,11 +11,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_fedssl.data.datasets import IMAGE_FOLDER, DatasetSpec, ImageSplit, shortened
-from lightning_fedssl.data.image_files import described, image_files, read_images, visible_folders
+from lightning_fedssl.data.image_files import (
+    described,
+    image_files,
+    read_images,
+    read_mask,
+    visible_folders,
+)
 from lightning_fedssl.data.sources.base import (
     DataSource,
     LoadedData,
@@ -24,6 +31,7 @@ from lightning_fedssl.data.sources.base import (
     read_csv,
 )
 from lightning_fedssl.data.sources.reading import NO_LABEL
+from lightning_fedssl.data.sources.table import label_numbers
 
 _NORMALIZATION = {3: ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), 1: ((0.449,), (0.226,))}
 """ImageNet's usual constants by the number of channels; grey: their means."""
@@ -84,7 +92,7 @@ class ImageList(DataSource):
     def describe(self) -> DatasetSpec:
         """The specification, from the list alone."""
         lists = self._listed()
-        names = tuple(sorted({image.label for image in lists["train"]}))
+        names = self.classes_of(lists["train"])
         clients = number_clients(_clients(_training(lists)), None)[2]
         name, shape = (
             self.name or type(self).__name__,
@@ -104,6 +112,21 @@ class ImageList(DataSource):
         return LoadedData(
             spec, self._read(train, spec, owners), self._read(test, spec, test_owners), validation
         )
+
+    def classes_of(self, train: Sequence[ListedImage]) -> tuple[str, ...]:
+        """The names of the classes, from the training images."""
+        return tuple(sorted({image.label for image in train}))
+
+    def targets_of(self, images: Sequence[ListedImage], spec: DatasetSpec) -> Tensor:
+        """The targets of images, from their labels, of which an empty one is none."""
+        numbers = {name: number for number, name in enumerate(spec.class_names)} | {"": -1}
+        if unknown := [image for image in images if image.label not in numbers]:
+            raise ValueError(
+                f"data.dataset: the class {unknown[0].label!r} of {str(unknown[0].path)!r} is not "
+                f"among the classes of the training images ({', '.join(spec.class_names)}); "
+                "correct the label, or add training images"
+            )
+        return torch.tensor([numbers[image.label] for image in images])
 
     def _listed(self) -> Lists:
         """The lists, with training images without a label among the unlabeled ones."""
@@ -136,14 +159,7 @@ class ImageList(DataSource):
         pixels = read_images(
             [image.path for image in images], spec.in_shape, self.cache_dir, "data.dataset"
         )
-        numbers = {name: number for number, name in enumerate(spec.class_names)} | {"": -1}
-        if unknown := [image for image in images if image.label not in numbers]:
-            raise ValueError(
-                f"data.dataset: the class {unknown[0].label!r} of {str(unknown[0].path)!r} is not "
-                f"among the classes of the training images ({', '.join(spec.class_names)}); "
-                "correct the label, or add training images"
-            )
-        labels = torch.tensor([numbers[image.label] for image in images])
+        labels = self.task.tidied(self.targets_of(images, spec))
         files = tuple(Path(os.path.relpath(image.path, self.root)).as_posix() for image in images)
         return ImageSplit(pixels, labels, owners, files)
 
@@ -215,6 +231,8 @@ class ImageTable(ImageList):
         channels: 3 for colours, 1 for grey.
         file_column: Column of the file names.
         label_column: Column of the classes' names; the classes are in sorted order.
+        label_columns: In place of it, a column for each class with 0 or 1 (``data.task:
+            MultiLabel``), or columns of numbers to predict (``Regression``).
         split_column: Column of the split.
         client_column: Column of the clients' identifiers, for
             :class:`~lightning_fedssl.data.partition.natural.NaturalClients`; no identifiers if left
@@ -236,8 +254,10 @@ class ImageTable(ImageList):
         label_column: str = "label",
         split_column: str = "split",
         client_column: str | None = None,
+        label_columns: Sequence[str] = (),
     ) -> None:
         super().__init__(folder or Path(csv_file).parent, image_size, channels)
+        self.label_columns = label_columns
         self.csv_file = csv_file
         self.file_column = file_column
         self.label_column = label_column
@@ -246,12 +266,18 @@ class ImageTable(ImageList):
 
     def list_images(self) -> Lists:
         """Reads the CSV file; see the base class."""
-        columns = [self.file_column, self.label_column, self.split_column]
+        of_labels = [*self.label_columns] or [self.label_column]
+        columns = [self.file_column, self.split_column, *of_labels]
         client = self.client_column
         lists: Lists = {"train": [], "test": [], "validation": [], "unlabeled": []}
         seen: set[Path] = set()
-        for row in read_csv(self.csv_file, columns + ([client] if client else []), self.reading):
-            name, label, word = (row[column] for column in columns)
+        rows = read_csv(self.csv_file, columns + ([client] if client else []), self.reading)
+        numbers = label_numbers(rows, self.label_columns, self.csv_file)
+        for row, values in zip(rows, numbers, strict=True):
+            name, word = row[self.file_column], row[self.split_column]
+            label = row[of_labels[0]]
+            if self.label_columns:
+                label = "" if np.isnan(values).all() else " ".join(map(str, values))
             path, part = Path(os.path.normpath(Path(self.root, name))), part_of(word)
             owner = (row[client] if client else "") or None
             where = f"data.dataset: {self.csv_file!r}, row {row.number}"
@@ -267,6 +293,82 @@ class ImageTable(ImageList):
             seen.add(path)
             lists[part].append(ListedImage(path, label, owner))
         return lists
+
+    def classes_of(self, train: Sequence[ListedImage]) -> tuple[str, ...]:
+        """See the base class."""
+        return (*self.label_columns,) or super().classes_of(train)
+
+    def targets_of(self, images: Sequence[ListedImage], spec: DatasetSpec) -> Tensor:
+        """See the base class."""
+        if not self.label_columns:
+            return super().targets_of(images, spec)
+        none = ["nan"] * len(self.label_columns)
+        rows = [[*map(float, image.label.split() or none)] for image in images]
+        return torch.tensor(rows, dtype=torch.float64)
+
+
+class MaskFolders(ImageList):
+    """Images with a mask each, for ``data.task: Segmentation``: ``root/train/images/NAME.jpg`` and
+    ``root/train/masks/NAME.png``, likewise ``test`` and ``validation`` (or ``val``).
+
+    Images in ``root/unlabeled``, and training images without a mask, have none. A mask is resized
+    and cropped as its image is, without interpolation. Its values are the numbers of the classes,
+    and 255 marks pixels that do not count; with two classes every value above 0 is the second one.
+
+    Args:
+        root: The folder.
+        image_size: Side of the images in pixels.
+        class_names: Names of the classes in the order of the masks' values.
+        channels: 3 for colours, 1 for grey.
+
+    Raises:
+        FileNotFoundError: If a folder of images or the mask of a test image is missing.
+        ValueError: If a mask has colours, or a value of no class.
+    """
+
+    def __init__(
+        self, root: str, image_size: int, class_names: Sequence[str], channels: int = 3
+    ) -> None:
+        super().__init__(root, image_size, channels)
+        self.class_names = class_names
+
+    def list_images(self) -> Lists:
+        """Lists the folders; see the base class."""
+        lists: Lists = {}
+        for name in ("train", "test", "validation", "val"):
+            folder = Path(self.root, name)
+            if not folder.is_dir():
+                continue
+            masks = {path.stem: str(path) for path in image_files(folder / "masks", "data.dataset")}
+            images = image_files(folder / "images", "data.dataset", self._left_out)
+            lists[part_of(name)] = [ListedImage(p, masks.get(p.stem, "")) for p in images]
+            if name != "train" and (bare := [p for p in images if p.stem not in masks]):
+                raise FileNotFoundError(f"data.dataset: {str(bare[0])!r} has no mask in {folder}")
+        if (folder := Path(self.root, "unlabeled")).is_dir():
+            files = image_files(folder, "data.dataset", self._left_out)
+            lists["unlabeled"] = [ListedImage(path, "") for path in files]
+        return lists
+
+    def classes_of(self, train: Sequence[ListedImage]) -> tuple[str, ...]:
+        """See the base class."""
+        return (*map(str, self.class_names),)
+
+    def targets_of(self, images: Sequence[ListedImage], spec: DatasetSpec) -> Tensor:
+        """Masks ``(images, side, side)``, -1 where a pixel does not count."""
+        count, side = spec.num_classes, self.image_size
+        masks = torch.full((len(images), side, side), -1)
+        for mask, image in zip(masks, images, strict=True):
+            if image.label:
+                values = read_mask(image.label, side)
+                if count == 2:
+                    values = (values > 0).long()
+                mask.copy_(torch.where(values == 255, -1, values))
+                if (wrong := mask >= count).any():
+                    raise ValueError(
+                        f"data.dataset: {image.label!r} has the value {int(mask[wrong][0])}, and "
+                        f"there are {count} class_names; a mask holds 0 to {count - 1}, or 255"
+                    )
+        return masks
 
 
 class SiteFolders(ImageList):

@@ -39,6 +39,8 @@ class Table(Datasets):
     Args:
         csv_file: The CSV file, UTF-8. Columns without a name or a value are left out.
         label_column: Column of the classes' names; the classes are in sorted order.
+        label_columns: In place of it, a column for each class with 0 or 1 (``data.task:
+            MultiLabel``), or columns of numbers to predict (``Regression``).
         client_column: Column of the clients' identifiers, for
             :class:`~lightning_fedssl.data.partition.natural.NaturalClients`; no identifiers if left
             out.
@@ -65,14 +67,20 @@ class Table(Datasets):
         categorical: Sequence[str] | None = None,
         ignore: Sequence[str] = (),
         strict: bool = False,
+        label_columns: Sequence[str] = (),
     ) -> None:
-        special = [column for column in (label_column, client_column, split_column) if column]
+        of_labels = [*label_columns] or [label_column]
+        special = [*of_labels, *(name for name in (client_column, split_column) if name)]
         named = [*special, *(numeric or ()), *(categorical or ()), *ignore]
         rows = read_csv(csv_file, named, self.reading)
-        words = ["" if row[label_column] in NO_LABEL else row[label_column] for row in rows]
-        classes = sorted(set(words) - {""})
-        labels = np.array([classes.index(word) if word else -1 for word in words])
-        place = _every_fifth(labels)
+        if label_columns:
+            classes, labels = [*label_columns], label_numbers(rows, label_columns, csv_file)
+            place = _every_fifth(np.where(np.isnan(labels).all(axis=1), -1, 0))
+        else:
+            words = ["" if row[label_column] in NO_LABEL else row[label_column] for row in rows]
+            classes = sorted(set(words) - {""})
+            labels = np.array([classes.index(word) if word else -1 for word in words])
+            place = _every_fifth(labels)
         if split_column:
             place = np.array([part_of(row[split_column]) for row in rows], dtype=object)
         found = sorted(set(place))
@@ -81,12 +89,13 @@ class Table(Datasets):
                 f"data.dataset: {csv_file!r} needs rows of train and of test, and no others than "
                 f"of unlabeled and validation; there are {shortened(', '.join(found))}"
             )
-        empty = [row for row in rows if row[label_column] in NO_LABEL and row[label_column]]
-        if empty:
-            self.reading.warn(
-                f"{cut(label_column)}: {len(empty)} of {len(rows)} rows have no label: "
-                f"{empty[0][label_column]!r} in row {empty[0].number}"
-            )
+        for name in of_labels:
+            empty = [row for row in rows if row[name] in NO_LABEL and row[name]]
+            if empty and (not label_columns or empty[0][name] in MISSING):
+                self.reading.warn(
+                    f"{cut(name)}: {len(empty)} of {len(rows)} rows have no label: "
+                    f"{empty[0][name]!r} in row {empty[0].number}"
+                )
         asked = {"ignore": ignore, "numeric": numeric, "categorical": categorical}
         columns = [_Column(name, rows, asked) for name in rows[0] if name not in special]
         _report(columns, strict, self.reading)
@@ -178,6 +187,27 @@ def _number(cell: str) -> float:
         return float(cell) if math.isfinite(float(cell)) else math.nan
     except ValueError:
         return math.nan
+
+
+def label_numbers(rows: Sequence[Row], columns: Sequence[str], path: str) -> Any:
+    """The numbers in several label columns, float64 ``(rows, columns)``, NaN where there is none.
+
+    Args:
+        rows: The rows.
+        columns: The columns.
+        path: The file, for the message.
+
+    Raises:
+        ValueError: Names the first cell that holds something else.
+    """
+    for row in rows:
+        for name in columns:
+            if row[name] not in MISSING and math.isnan(_number(row[name])):
+                raise ValueError(
+                    f"data.dataset: {path!r}, row {row.number}: {cut(row[name])!r} in the label "
+                    f"column {cut(name)} is no number; give 0 or 1, or a number to predict"
+                )
+    return np.array([[_number(row[name]) for name in columns] for row in rows])
 
 
 def _report(columns: Sequence[_Column], strict: bool, reading: Reading) -> None:
