@@ -30,8 +30,7 @@ _NOTE = (
     "which a tensor of that kind was sent. A transfer is one tensor in the row of a kind, and one "
     "message, which has "
     "several tensors, in the row *everything*. Unused bytes are those of clients that dropped "
-    "out, were late or were "
-    "rejected in that round."
+    "out or were rejected in that round."
 )
 
 
@@ -47,8 +46,8 @@ class Entry:
         first: The first round with a transfer.
         last: The last round with a transfer.
         total: Bytes of all transfers.
-        unused: Those of clients whose update the server did not use: they dropped out, were late,
-            or were rejected.
+        unused: Those of clients whose update the server did not use: they dropped out, or were
+            rejected.
     """
 
     largest: int = 0
@@ -175,7 +174,7 @@ class CommunicationLedger(FederatedCallback):
         ranks.
         """
         self._begin(trainer.round_index)
-        lost = ("dropped", "late", "rejected")
+        lost = ("dropped", "rejected")
         unused = {k for k, outcome in trainer.participation.items() if outcome in lost}
         sent: dict[Key, list[tuple[int, int]]] = defaultdict(list)
         for of_rank in trainer.gather(dict(self._sent)):

@@ -44,7 +44,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
     "Clients": {
         "clients that took part": [
             "Multiline",
-            ["^client/(selected|trained|finished|late|dropped|refused)$"],
+            ["^client/(selected|trained|finished|dropped|refused)$"],
         ],
         "accuracy over the clients": ["Multiline", [r"^client_(val|test|accuracy).*"]],
         "local steps": ["Multiline", [r"^client/steps.*"]],

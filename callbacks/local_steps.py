@@ -16,7 +16,7 @@ class LocalSteps(FederatedCallback):
     """Logs minimum, mean and maximum of the clients' local steps tau_k: ``client/steps_min``,
     ``_mean``, ``_max``.
 
-    The steps of a client whose update was rejected or late do not count: they are not in the new
+    The steps of a client whose update was rejected do not count: they are not in the new
     model.
     """
 

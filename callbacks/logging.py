@@ -26,7 +26,7 @@ _COLUMNS = {
 }
 
 
-_MISSING = {"client/dropped": "dropped out", "client/late": "late", "client/refused": "rejected"}
+_MISSING = {"client/dropped": "dropped out", "client/refused": "rejected"}
 
 
 def round_line(metrics: dict[str, float], noun: str = "image") -> str:

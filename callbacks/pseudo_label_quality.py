@@ -32,7 +32,7 @@ class PseudoLabelQuality(FederatedCallback):
       self-training has collapsed, but also if there are few labels) and
       ``pseudo_label/confident_count`` (their number in the round).
 
-    The labels of a client whose update was rejected or late do not count: they are not in the new
+    The labels of a client whose update was rejected do not count: they are not in the new
     model.
 
     An image that is labelled in several steps of a round counts in each of them. The labels that a
@@ -154,9 +154,5 @@ class PseudoLabelQuality(FederatedCallback):
 
 
 def clients_left_out(trainer: Run) -> set[int]:
-    """The clients of this round that have trained and whose updates the server has left out."""
-    return {
-        client
-        for client, outcome in trainer.participation.items()
-        if outcome in ("late", "rejected")
-    }
+    """The clients of this round that have trained and whose updates the server has rejected."""
+    return {k for k, outcome in trainer.participation.items() if outcome == "rejected"}

@@ -25,10 +25,9 @@ class SystemClock(FederatedCallback):
 
     ``system/round_s`` is the time of the round. ``system/compute_s`` and ``system/transfer_s`` are
     the times of its slowest client, and ``system/server_s`` is the time of the server. Clients that
-    dropped out or were late do not count; with a deadline, the server may wait for them until then,
-    ``system/waiting_s``. ``system/seconds``, ``system/download_bytes`` and ``system/upload_bytes``
-    are sums over all rounds so far. ``system/step_work`` is the mean work of a client's step in
-    plain steps. Only transfers and training steps take simulated time; labelling before the first
+    dropped out do not count. ``system/seconds``, ``system/download_bytes`` and
+    ``system/upload_bytes`` are sums over all rounds so far. ``system/step_work`` is the mean work
+    of a client's step in plain steps. Only transfers and training steps take simulated time; labelling before the first
     step, statistics, averaging and evaluation take none.
 
     Raises:
@@ -102,50 +101,27 @@ class SystemClock(FederatedCallback):
             self._server_steps,
             server_in_parallel=getattr(algorithm, "server_phase", "") == "parallel",
             batch_size=trainer.datamodule.client_batch_size,
-            left_out=[
-                client
-                for client, outcome in trainer.participation.items()
-                if outcome in ("dropped", "late")
-            ],
-            at_least=self._seconds_waited(trainer),
+            left_out=[k for k, outcome in trainer.participation.items() if outcome == "dropped"],
         )
         self._usages, self._server_steps = defaultdict(Usage), 0
         self.seconds += duration.total
         self.downloaded += sum(usage.down for usage in usages.values())
         self.uploaded += sum(usage.up for usage in usages.values())
-        if (
-            trainer.is_global_zero
-        ):  # the mean over ranks is then bitwise identical to the value of rank 0
-            for name, value in {
-                "round_s": duration.total,
-                "compute_s": duration.compute,
-                "transfer_s": duration.transfer,
-                "server_s": duration.server,
-                "seconds": self.seconds,
-                **({} if trainer.faults.deadline_s is None else {"waiting_s": duration.waiting}),
-                **(
-                    {"step_work": sum(u.work for u in usages.values()) / sum(steps)}
-                    if any(steps)
-                    else {}
-                ),
-                "download_bytes": self.downloaded,
-                "upload_bytes": self.uploaded,
-            }.items():
-                trainer.log(f"system/{name}", value)
-
-    def _seconds_waited(self, trainer: Run) -> float:
-        """The deadline if the server has waited for it: a client is missing, and there were not
-        enough others.
-        """
-        outcomes, deadline_s = list(trainer.participation.values()), trainer.faults.deadline_s
-        missing = sum(outcome in ("dropped", "late") for outcome in outcomes)
-        if (
-            deadline_s is None
-            or not missing
-            or len(outcomes) - missing >= trainer.clients_per_round
-        ):
-            return 0.0
-        return deadline_s
+        if not trainer.is_global_zero:
+            return  # the mean over ranks is then bitwise identical to the value of rank 0
+        values = {
+            "round_s": duration.total,
+            "compute_s": duration.compute,
+            "transfer_s": duration.transfer,
+            "server_s": duration.server,
+            "seconds": self.seconds,
+            "download_bytes": self.downloaded,
+            "upload_bytes": self.uploaded,
+        }
+        if any(steps):
+            values["step_work"] = sum(usage.work for usage in usages.values()) / sum(steps)
+        for name, value in values.items():
+            trainer.log(f"system/{name}", value)
 
     def state_dict(self) -> dict[str, Any]:
         """The sums over all rounds so far."""

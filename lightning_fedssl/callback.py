@@ -147,7 +147,7 @@ class FederatedCallback(Callback):
         self, trainer: Run, algorithm: FederatedAlgorithm, client: int, accepted: bool
     ) -> None:
         """Called when the server has accepted a client's update, or has left it out because it is
-        late or rejected.
+        rejected.
 
         Args:
             trainer: The trainer.

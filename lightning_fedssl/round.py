@@ -22,8 +22,7 @@ class Round:
         max_rounds: T, the number of rounds of the whole run.
         cohort: The clients of the round, in drawn order, the same on every rank.
         num_clients: M, the number of all clients.
-        clients_per_round: C, the configured size of a cohort, with clients that are selected in
-            excess; ``fast_dev_run`` has fewer.
+        clients_per_round: C, the configured size of a cohort; ``fast_dev_run`` has fewer.
         client_lr: eta, the learning rate of the clients' steps; with a rate per step, that of the
             first.
         lr_factor: The schedule's larger factor of the learning rate of this round and the next; at

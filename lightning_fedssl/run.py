@@ -256,14 +256,9 @@ class Run(ABC):
         return 10 if data is None else min(10, data.num_clients)
 
     @property
-    def selected(self) -> int:
-        """Clients that the server selects in a round."""
-        return self.faults.selected(self.clients_per_round)
-
-    @property
     def cohort_size(self) -> int:
         """Clients drawn in a round; ``fast_dev_run`` draws two."""
-        return min(self.selected, 2) if self.fast_dev_run else self.selected
+        return min(self.clients_per_round, 2) if self.fast_dev_run else self.clients_per_round
 
     @property
     def max_steps(self) -> int | None:

@@ -123,7 +123,7 @@ class PseudoLabelGallery(FederatedCallback):
     pseudo-labels of the round, and ``pseudo_label/confidence`` is a histogram. A label below the
     threshold, which is not trained on, is marked "not used". For methods whose pseudo-labels
     callbacks can see, such as SemiFL, and for images; the histogram is for all data. The labels of
-    a client whose update was rejected or late do not count. True labels are used for these pictures
+    a client whose update was rejected do not count. True labels are used for these pictures
     only: no weight depends on them.
 
     Args:

@@ -143,7 +143,7 @@ class GradientDiversity(FederatedCallback):
     gradients, and for independent ones that makes it smaller; a group whose gradients nearly cancel
     makes it larger. Use the other forms to compare methods.
 
-    A client whose update was rejected or late does not count.
+    A client whose update was rejected does not count.
 
     Only part of a run that lists it. For updates it costs a pass over the weights per client, and
     one copy of the weights per group and per client that the server has not judged yet. For

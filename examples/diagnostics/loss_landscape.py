@@ -99,7 +99,7 @@ class LossLandscape(FederatedCallback):
     def on_client_judged(
         self, trainer: Run, algorithm: FederatedAlgorithm, client: int, accepted: bool
     ) -> None:
-        """Forget a client whose update is late or rejected:
+        """Forget a client whose update is rejected:
         the trained weights do not contain it.
         """
         if not accepted:

@@ -11,12 +11,11 @@ from typing import Literal
 
 from lightning_fedssl import sampling
 
-Outcome = Literal["finished", "skipped", "late", "dropped", "rejected"]
+Outcome = Literal["finished", "skipped", "dropped", "rejected"]
 """The outcome of a round for a selected client.
 
-``finished``: the server used its update; ``skipped``: it had nothing to train on; ``late``: its
-update came after the deadline, or after enough others; ``dropped``: it received the model and sent
-nothing; ``rejected``: the server did not accept its update.
+``finished``: the server used its update; ``skipped``: it had nothing to train on; ``dropped``: it
+received the model and sent nothing; ``rejected``: the server did not accept its update.
 """
 
 

@@ -81,18 +81,16 @@ class Duration:
         compute: Of training.
         transfer: Of sending and receiving.
         server: Of the server's training, as far as clients wait for it.
-        waiting: Of the server, for clients that do not report back.
     """
 
     compute: float = 0.0
     transfer: float = 0.0
     server: float = 0.0
-    waiting: float = 0.0
 
     @property
     def total(self) -> float:
         """The sum of all parts."""
-        return self.compute + self.transfer + self.server + self.waiting
+        return self.compute + self.transfer + self.server
 
 
 class SystemModel:
@@ -195,7 +193,6 @@ class SystemModel:
         server_in_parallel: bool = False,
         batch_size: int = 1,
         left_out: Collection[int] = (),
-        at_least: float = 0.0,
     ) -> Duration:
         """The time of a round: that of its slowest client and of the server.
 
@@ -206,8 +203,7 @@ class SystemModel:
             server_steps: Training steps of the server.
             server_in_parallel: The server trains while the clients do; else they wait for it.
             batch_size: Images of a client's step.
-            left_out: Clients that the server does not wait for: they dropped out, or were late.
-            at_least: Seconds that the server waits for the clients in any case.
+            left_out: Clients that the server does not wait for: they dropped out.
         """
         durations = [
             self.client_duration(seed, round_index, k, usage, batch_size)
@@ -215,11 +211,10 @@ class SystemModel:
             if k not in left_out
         ]
         slowest = max(durations, key=lambda duration: duration.total, default=Duration())
-        waiting = max(0.0, at_least - slowest.total)
         server = server_steps * self.server_step_s
         if server_in_parallel:
-            server = max(0.0, server - slowest.total - waiting)
-        return Duration(slowest.compute, slowest.transfer, server, waiting)
+            server = max(0.0, server - slowest.total)
+        return Duration(slowest.compute, slowest.transfer, server)
 
 
 def pick(shares: Sequence[float], place: float) -> int:

@@ -23,7 +23,6 @@ from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.round import Federation
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate, Direction, load_optimizer_state, load_state
-from lightning_fedssl.system import Outcome
 from lightning_fedssl.trainer.participation import Participation
 from lightning_fedssl.updates.acceptance import check_update
 from lightning_fedssl.updates.rule import Arrival, UpdateRule
@@ -165,7 +164,6 @@ class SimulatedFederation(Federation):
 
     def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
         """See :meth:`Federation.transfer`."""
-        self.participation.count_transfer(client, direction, sum(sizes.values()))
         self.trainer.transfer(client, direction, sizes)
 
     # The loop over the clients of a round.
@@ -207,19 +205,16 @@ class SimulatedFederation(Federation):
         """Those of all ranks that the server accepts.
 
         An update is judged as soon as it is there. It waits, as a copy on the CPU, if other ranks
-        train, if a rule holds it, or if more clients train than the server needs.
+        train, or if a rule holds it.
         """
         trainer, started = self.trainer, time.perf_counter()
-        waits = trainer.world_size > 1 or self.participation.has_surplus
+        waits = trainer.world_size > 1
         passed, waiting = list[Mapping[str, Any]](), list[Arrival]()
         for update in updates:
             received = self._received.pop(update.client, {})
-            seconds = self.participation.seconds(update.client)
-            arrival = self._checked(Arrival(update, seconds=seconds), received, self._rules)
+            arrival = self._checked(Arrival(update), received, self._rules)
             held = arrival.reason is None and any(rule.holds(arrival) for rule in self._rules)
-            if self.participation.is_late(arrival):
-                self._leave_out(update.client, "late")
-            elif waits or waiting or held:
+            if waits or waiting or held:
                 waiting.append(arrival.copied())
             else:
                 self.client_judged(update.client, arrival.reason)
@@ -227,17 +222,10 @@ class SimulatedFederation(Federation):
                     passed.append(arrival.notes)
                     yield arrival.update
         self.client_seconds = time.perf_counter() - started
-        waiting = self._exchange(waiting)
-        late = self.participation.not_needed(waiting)
-        timely = self._compared([a for a in waiting if a.update.client not in late], passed)
-        judged = {arrival.update.client: arrival for arrival in timely}
-        for client in (arrival.update.client for arrival in waiting):
-            if client in late:
-                self._leave_out(client, "late")
-                continue
-            self.client_judged(client, judged[client].reason)
-            if judged[client].reason is None:
-                yield judged[client].update.to(trainer.fabric.device)
+        for arrival in self._compared(self._exchange(waiting), passed):
+            self.client_judged(arrival.update.client, arrival.reason)
+            if arrival.reason is None:
+                yield arrival.update.to(trainer.fabric.device)
         trainer.call("on_aggregate")
 
     def _checked(self, arrival: Arrival, received: State, rules: Sequence[UpdateRule]) -> Arrival:
@@ -325,29 +313,21 @@ class SimulatedFederation(Federation):
 
         Its state and its metrics count only if accepted.
         """
+        trainer, clients = self.trainer, self.trainer.algorithm.clients
+        is_own = trainer.world_size == 1 or client in self._own
         if reason is None:
             self.participation.outcomes[client] = "finished"
-            self.trainer.algorithm.clients.commit(client)
-            self.trainer.collector.commit(client)
-            self._report(client, True)
+            clients.commit(client)
+            trainer.collector.commit(client)
         else:
+            self.participation.outcomes[client] = "rejected"
             self.participation.reasons[client] = reason
-            if self._is_own(client):
-                self.trainer.counter.add("client/refused", 1)
-            self._leave_out(client, "rejected")
-
-    def _leave_out(self, client: int, outcome: Outcome) -> None:
-        self.participation.outcomes[client] = outcome
-        self.trainer.algorithm.clients.discard(client)
-        self.trainer.collector.discard(client)
-        self._report(client, False)
-
-    def _report(self, client: int, accepted: bool) -> None:
-        if self._is_own(client):
-            self.trainer.call("on_client_judged", client, accepted)
-
-    def _is_own(self, client: int) -> bool:
-        return self.trainer.world_size == 1 or client in self._own
+            clients.discard(client)
+            trainer.collector.discard(client)
+            if is_own:
+                trainer.counter.add("client/refused", 1)
+        if is_own:
+            trainer.call("on_client_judged", client, reason is None)
 
     # What the local trainers report.
 
@@ -391,7 +371,6 @@ class SimulatedFederation(Federation):
         for rule in self._rules:
             sizes = rule.upload_sizes(update, sizes)
         self.transfer(update.client, "up", sizes)
-        self.participation.count_steps(update)
         self.trainer.call("on_client_end", update)
 
     def _take_working_module(self, which: Callable[[str], bool] = lambda name: True) -> None:

@@ -215,7 +215,7 @@ def new_round(trainer: Run, index: int) -> Round:
         last,
         trainer.draw_cohort(index),
         trainer.datamodule.num_clients,
-        trainer.selected,
+        trainer.clients_per_round,
         trainer.client_lr,
         min(1.0, max(factors)),  # rates may change within a round
     )

@@ -56,8 +56,6 @@ def settings_of(trainer: Run) -> Settings:
         {"faults": trainer.faults, "updates": rules},
     )
     found["trainer.updates"] = tuple(type(rule).__name__ for rule in rules)
-    if trainer.faults.has_late_clients:
-        found |= _flat("trainer", {"system": trainer.system})
     found |= _flat(
         "data",
         {

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fedssl import algorithms, sampling
-from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
+from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callbacks import (
     CollapseDetector,
     Dashboard,
@@ -97,23 +97,10 @@ def refuse_unsuitable_data(trainer: Run, stage: str, rules: Sequence[UpdateRule]
     if stage != "fit":
         return
     refuse_other_task(algorithm, datamodule.task)
-    if trainer.selected > datamodule.num_clients:
-        over = (
-            f" (with trainer.faults.over_selection: {trainer.selected})"
-            if trainer.faults.over_selection
-            else ""
-        )
+    if trainer.clients_per_round > datamodule.num_clients:
         raise ValueError(
-            f"trainer.clients_per_round {trainer.clients_per_round}{over} is more than "
-            "data.num_clients "
+            f"trainer.clients_per_round {trainer.clients_per_round} is more than data.num_clients "
             f"{datamodule.num_clients}: lower the first or raise the second"
-        )
-    if trainer.faults.has_late_clients and isinstance(algorithm, JointAlgorithm):
-        raise ValueError(
-            "trainer.faults: deadline_s and over_selection cannot be used with "
-            f"{type(algorithm).__name__}: its server "
-            "trains on the features of all clients at every step, so no client can be left out at "
-            "the end of a round"
         )
     for rule in rules:
         rule.check(trainer)
@@ -243,7 +230,7 @@ def choose_callbacks(
         defaults.append(MetricMatrices())
     if trainer.system is not None:
         defaults.append(SystemClock())
-    if trainer.faults.loses_clients:
+    if trainer.faults.availability is not None:
         defaults.append(ParticipationTable())
     if not trainer.fast_dev_run:
         defaults.append(FederatedCheckpoint())

@@ -111,8 +111,8 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
             class replaces the algorithm's.
         system: Speeds of simulated devices and links; the simulated time of the run is logged as
             ``system/*``.
-        faults: Clients that drop out or are late: ``availability``, ``deadline_s``,
-            ``over_selection`` (:class:`~lightning_fedssl.system.Faults`).
+        faults: Clients that drop out: ``availability``
+            (:class:`~lightning_fedssl.system.Faults`).
         updates: Rules for the clients' updates, in the order in which they are applied
             (:class:`~lightning_fedssl.updates.UpdateRule`): attacks (``SignFlip``, ``ALIE``,
             ``LabelFlip``, ``PseudoLabelPoison``), ``Quarantine``, which rejects updates that have
@@ -214,12 +214,6 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
             ):
                 raise ValueError(f"trainer.{key} is {value}: give a whole number of at least 1")
         check_order(self.updates)
-        if self.faults.deadline_s is not None and self.system is None:
-            raise ValueError(
-                "trainer.faults.deadline_s needs trainer.system, which says how long a client "
-                "takes: set it to a "
-                "SystemModel, or leave the deadline out"
-            )
 
     def set_callbacks(self, callbacks: Sequence[Callback]) -> None:
         """Call the hooks of these callbacks from now on, in this order."""

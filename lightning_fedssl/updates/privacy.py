@@ -418,10 +418,6 @@ def uncovered(trainer: Run, algorithm: FederatedAlgorithm) -> list[str]:
                 f"trainer.updates: {type(rule).__name__} compares updates, so that one client "
                 "decides about others; leave it out (clipping bounds every update)."
             )
-    if trainer.faults.over_selection:
-        found.append(
-            "trainer.faults.over_selection: one client's time decides who else counts; set it to 0."
-        )
     for callback in trainer.callbacks:
         name = type(callback).__name__
         measures = isinstance(callback, StaticBatchNorm) and callback.source != "server"

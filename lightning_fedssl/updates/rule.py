@@ -24,14 +24,12 @@ class Arrival:
         update: The update.
         reason: Why it is rejected, as the end of a sentence about the client: "client 3 *returned
             weights that are not finite*"; None if it is valid so far.
-        seconds: The simulated time from the broadcast to the end of its upload.
         notes: What rules have noted about it by name, as plain values: ranks send them to each
             other.
     """
 
     update: ClientUpdate
     reason: str | None = None
-    seconds: float = 0.0
     notes: Mapping[str, Any] = field(default_factory=dict)
 
     def rejected(self, reason: str) -> Arrival:

@@ -1,4 +1,4 @@
-"""Clients that drop out or are late: the round is exactly that of the others, and nothing of the lost ones is kept."""
+"""Clients that drop out: the round is exactly that of the others, and nothing of the lost ones is kept."""
 
 from __future__ import annotations
 
@@ -21,13 +21,10 @@ from lightning_fedssl.system import (
     RandomDropout,
     SystemModel,
 )
-from tests.algorithms.helpers import METHODS, toy_easgd, toy_semi_sfl
+from tests.algorithms.helpers import METHODS, toy_easgd
 from tests.callbacks.test_communication_ledger import ledger_of
 from tests.toy import ToyData, assert_same, forked, labeled_clients, toy_fedavg, toy_semifl, toy_trainer, weights
 from tests.trainer.helpers import StopAfter, logged
-
-KEYS = ("availability", "deadline_s", "over_selection")
-SPLIT = [name for name in METHODS if name.startswith(("semi_sfl", "fedswitch_sl"))]
 
 
 class LastDropsOut(Availability):
@@ -51,7 +48,7 @@ class Clock(SystemModel):
 
 
 def fit(folder: Path, algorithm: Any, data: Any, **kwargs: Any) -> Any:
-    faults = Faults(**{key: kwargs.pop(key) for key in KEYS if key in kwargs})
+    faults = Faults(kwargs.pop("availability", None))
     trainer = toy_trainer(folder, **{"max_rounds": 2, "logger": False, "faults": faults} | kwargs)
     trainer.fit(algorithm, data)
     return trainer
@@ -80,8 +77,6 @@ def test_every_client_drops_out_as_often_as_configured() -> None:
     [
         (lambda: RandomDropout(1.5), "RandomDropout.probability is 1.5: give a probability between 0 and 1"),
         (lambda: RandomDropout(math.nan), "RandomDropout.probability is nan"),
-        (lambda: Faults(over_selection=-1), "trainer.faults.over_selection is -1: give 0 or more"),
-        (lambda: Faults(deadline_s=0), "trainer.faults.deadline_s is 0: give simulated seconds above 0"),
     ],
 )
 def test_values_out_of_range_are_refused(make: Callable[[], Any], message: str) -> None:
@@ -97,11 +92,6 @@ class Wrong(Availability):
 def test_a_users_class_with_a_wrong_probability_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"trainer.availability: Wrong gives client . in round 1 a probability of 2"):
         fit(tmp_path, toy_fedavg(), labeled_clients(), availability=Wrong())
-
-
-@pytest.mark.parametrize(("k", "x", "selected"), [(10, 0.0, 10), (10, 0.3, 13), (100, 0.1, 110), (3, 0.3, 4)])
-def test_the_number_of_selected_clients(k: int, x: float, selected: int) -> None:
-    assert Faults(over_selection=x).selected(k) == selected
 
 
 # A round is exactly that of the clients that are left.
@@ -127,75 +117,6 @@ def test_a_run_in_which_clients_drop_out_equals_a_run_in_which_they_were_not_sel
         assert_same(kept[client], state)
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in SPLIT])
-def test_a_late_client_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    """Client 2 needs 3 seconds, and client 3 needs 4; clients 0 and 1 are in time."""
-    make, data = METHODS[method]
-    lossy, exact = (EASGD_RATE.get(method, make)() for _ in range(2))
-    trainer = fit(tmp_path, lossy, data(), system=Clock(), deadline_s=2.5, max_rounds=1)
-    assert all((outcome == "late") == (k >= 2) for k, outcome in trainer.participation.items() if outcome != "skipped")
-    present = [k for k in trainer.cohort if k < 2]
-    if trainer.cohort[: len(present)] != present and method.startswith(("fedrgd", "easgd", "overlap", "data_sharing")):
-        return  # the state of cohort slots: the other clients would sit in other slots
-    select(monkeypatch, lambda drawn, t: [k for k in drawn if k < 2])
-    fit(tmp_path, exact, data(), max_rounds=1)
-    assert_same(weights(lossy), weights(exact))
-    kept, expected = lossy.clients.state_dict(), exact.clients.state_dict()
-    assert kept.keys() == expected.keys()
-    for client, state in expected.items():
-        assert_same(kept[client], state)
-
-
-@pytest.mark.parametrize("at_once", [1, 3])
-def test_over_selection_takes_the_first_that_finish(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
-) -> None:
-    """Of four selected clients the server needs three; client 3 is the slowest."""
-    lossy, exact = toy_fedavg(keep_client_optimizer=True), toy_fedavg(keep_client_optimizer=True)
-    settings = {"system": Clock(), "over_selection": 0.3, "clients_at_once": at_once}
-    trainer = fit(tmp_path, lossy, labeled_clients(), **settings)
-    assert {k for k, outcome in trainer.participation.items() if outcome == "late"} == {3}
-    assert trainer.callback_metrics["client/selected"] == 4
-    assert trainer.callback_metrics["client/finished"] == 3
-    assert trainer.callback_metrics["client/late"] == 1
-    drawn = sampling.cohort
-    monkeypatch.setattr(sampling, "cohort", lambda seed, t, m, size: [k for k in drawn(seed, t, m, 4) if k < 3])
-    fit(tmp_path, exact, labeled_clients())
-    if at_once == 1:
-        assert_same(weights(lossy), weights(exact))
-    for name, t in weights(exact).items():
-        torch.testing.assert_close(weights(lossy)[name], t)
-    assert 3 not in lossy.clients.state_dict()
-
-
-def test_over_selection_without_a_clock_takes_the_first_drawn_clients(tmp_path: Path) -> None:
-    trainer = fit(tmp_path, toy_fedavg(), labeled_clients(), over_selection=0.3, clients_per_round=2, max_rounds=1)
-    assert list(trainer.participation.values()) == ["finished", "finished", "late"]
-    assert list(trainer.participation) == trainer.cohort
-
-
-def test_over_selection_makes_up_for_clients_that_drop_out(tmp_path: Path) -> None:
-    """Four are selected and one drops out: the other three are all that the server needs."""
-
-    class First(Availability):
-        def dropout_probability(self, seed: int, round_index: int, client: int) -> float:
-            return float(client == 0)
-
-    trainer = fit(tmp_path, toy_fedavg(), labeled_clients(), over_selection=0.3, availability=First())
-    assert sorted(trainer.participation.items()) == [(0, "dropped"), *((k, "finished") for k in (1, 2, 3))]
-
-
-@pytest.mark.parametrize("key", [{"deadline_s": 3.0, "system": Clock()}, {"over_selection": 0.3}])
-def test_split_learning_refuses_late_clients_by_name(tmp_path: Path, key: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"trainer\.faults: deadline_s and over_selection cannot be used with SemiSFL"):
-        fit(tmp_path, toy_semi_sfl(), ToyData(), **key)
-
-
-def test_too_many_selected_clients_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"over_selection: 6\) is more than data.num_clients 4"):
-        fit(tmp_path, toy_fedavg(), labeled_clients(), over_selection=1)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_survives_rounds_in_which_nobody_takes_part(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, method: str
@@ -218,16 +139,14 @@ def test_a_run_survives_rounds_in_which_nobody_takes_part(
 
 LOSSY: dict[str, Any] = {
     "system": SystemModel([Device("a", 0.1, 0.05), Device("b", 0.4, 0.1)]),
-    "faults": Faults(RandomDropout(0.3), deadline_s=1.5, over_selection=0.3),
-}  # fmt: skip
+    "faults": Faults(RandomDropout(0.3)),
+}
 
 
 @pytest.mark.parametrize("method", ["semifl", "fed_shvr", "fedmatch_clients", "fedrgd", "semi_sfl_momentum"])
 def test_a_lossy_run_resumes_bitwise_identical(tmp_path: Path, method: str) -> None:
     make, data = METHODS[method]
     settings = {**LOSSY, "max_rounds": 5}
-    if method in SPLIT:
-        settings |= {"faults": Faults(RandomDropout(0.3))}
     whole, first, second = make(), make(), make()
     reference = toy_trainer(tmp_path / "whole", **settings, callbacks=CommunicationLedger())
     reference.fit(whole, data())
@@ -262,7 +181,7 @@ def test_ranks_lose_the_clients_that_one_rank_loses(tmp_path: Path, make: Any, d
         table = next((tmp_path / str(ranks)).rglob("participation.csv")).read_text()
         found.append((weights(algorithm), table, next((tmp_path / str(ranks)).rglob("ledger.csv")).read_text()))
     assert found[0][1:] == found[1][1:]
-    assert {"late", "dropped"} <= {line.rpartition(",")[2] for line in found[0][1].splitlines()}
+    assert {"finished", "dropped"} <= {line.rpartition(",")[2] for line in found[0][1].splitlines()}
     for name, t in found[0][0].items():
         torch.testing.assert_close(found[1][0][name], t, rtol=1e-9, atol=1e-12)
 
@@ -277,21 +196,15 @@ def test_resuming_with_another_availability_is_refused(tmp_path: Path) -> None:
 # Traffic, time and what is shown.
 
 
-@pytest.mark.parametrize(
-    ("settings", "seconds", "waited"),
-    [
-        ({}, 4.0, None),  # the server waits for client 3
-        ({"deadline_s": 9.0}, 4.0, 0.0),  # all are in time
-        ({"deadline_s": 2.5}, 2.5, 0.5),  # clients 2 and 3 are late: client 1 has finished after 2 seconds
-        ({"clients_per_round": 3, "over_selection": 0.3}, 3.0, None),  # the third to finish is client 2
-        ({"clients_per_round": 3, "over_selection": 0.3, "deadline_s": 9.0}, 3.0, 0.0),
-        ({"clients_per_round": 3, "over_selection": 0.3, "deadline_s": 2.5}, 2.5, 0.5),
-    ],
-)
-def test_the_time_of_a_round_by_hand(tmp_path: Path, settings: dict[str, Any], seconds: float, waited: Any) -> None:
-    given = {"clients_per_round": 4, "system": Clock(), "max_rounds": 1} | settings
-    metrics = fit(tmp_path, toy_fedavg(), labeled_clients(), **given).callback_metrics
-    assert metrics["system/round_s"].item() == pytest.approx(seconds, abs=1e-3)
-    assert ("system/waiting_s" in metrics) == (waited is not None)
-    if waited is not None:
-        assert metrics["system/waiting_s"].item() == pytest.approx(waited, abs=1e-3)
+def test_a_round_takes_as_long_as_its_slowest_client(tmp_path: Path) -> None:
+    settings = {"clients_per_round": 4, "system": Clock(), "max_rounds": 1}
+    for present, seconds in (({}, 4.0), ({"availability": LastOfFour()}, 3.0)):
+        metrics = fit(tmp_path, toy_fedavg(), labeled_clients(), **settings, **present).callback_metrics
+        assert metrics["system/round_s"].item() == pytest.approx(seconds, abs=1e-3)
+
+
+class LastOfFour(Availability):
+    """Client 3 drops out of every round."""
+
+    def dropout_probability(self, seed: int, round_index: int, client: int) -> float:
+        return float(client == 3)

@@ -391,7 +391,6 @@ def test_result_checkpoint_and_model_card_say_what_epsilon_means(tmp_path: Path)
         (toy_semifl, ToyData, {"precision": "bf16-true"}, "trainer.precision: .*16 bits"),
         (toy_semifl, ToyData, {"updates": [private(delta=0.3)]}, "delta is 0.3: give less than 1 / clients"),
         (toy_semifl, ToyData, {"updates": [private(noise_multiplier=1e-4)]}, "noise_multiplier is 0.0001: too small"),
-        (toy_semifl, ToyData, {"faults": Faults(over_selection=0.3)}, "over_selection"),
         (toy_semifl, ToyData, {"callbacks": [StaticBatchNorm(source="moments")]}, "StaticBatchNorm: source moments"),
         (
             toy_semifl,
