@@ -27,8 +27,8 @@ class SystemClock(FederatedCallback):
     the times of its slowest client, and ``system/server_s`` is the time of the server. Clients that
     dropped out do not count. ``system/seconds``, ``system/download_bytes`` and
     ``system/upload_bytes`` are sums over all rounds so far. ``system/step_work`` is the mean work
-    of a client's step in plain steps. Only transfers and training steps take simulated time; labelling before the first
-    step, statistics, averaging and evaluation take none.
+    of a client's step in plain steps. Only transfers and training steps take
+    simulated time; labelling before the first step, statistics, averaging and evaluation take none.
 
     Raises:
         ValueError: In ``fit``, if the trainer has no ``system``.

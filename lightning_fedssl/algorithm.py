@@ -113,6 +113,8 @@ class FederatedAlgorithm(LightningModule):
             teacher. They are not part of the global model: they are not sent, averaged, evaluated
             or saved. ``on_client_start`` sets them.
         trains_clients: Whether clients train at all.
+        not_deployable: Why clients cannot train on machines of their own, as the end of a sentence:
+            "FedMatch *sends clients the models of other clients*"; empty if they can.
         steps_per_round: T, if clients and server all make T steps in a round; the schedule then
             sets the rate of each step. With None the rate is constant within a round.
         clients_use_statistics: Whether clients evaluate the network that they receive, as to label
@@ -123,6 +125,7 @@ class FederatedAlgorithm(LightningModule):
     local_modules: ClassVar[frozenset[str]] = frozenset()
     tasks: ClassVar[tuple[type[Task], ...]] = ONE_CLASS
     trains_clients: ClassVar[bool] = True
+    not_deployable: ClassVar[str] = ""
     steps_per_round: int | None = None
     clients_use_statistics: bool = False
     task: Task = Classification()
@@ -532,6 +535,8 @@ class JointAlgorithm(FederatedAlgorithm):
     Every client downloads the gradient of its features and makes one step. All batches have one
     size, and all clients make equally many steps.
     """
+
+    not_deployable = "exchanges features and gradients with every client at every step"
 
     def at_clients(self, name: str) -> bool:
         """Whether each client has its own copy of a weight or buffer of the working module."""

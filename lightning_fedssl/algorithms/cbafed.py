@@ -71,6 +71,8 @@ class CBAFed(FederatedAlgorithm):
         kwargs: The arguments every algorithm takes.
     """
 
+    not_deployable = "needs the numbers of labels of every client, which a node does not send"
+
     local_modules: ClassVar[frozenset[str]] = frozenset({"record", "classes"})
     clients_use_statistics = True
 

@@ -47,6 +47,8 @@ class DataSharing(SlotAlgorithm):
         kwargs: The arguments of :class:`SlotAlgorithm`, with those of federated averaging.
     """
 
+    not_deployable = "gives clients images of the server"
+
     def __init__(
         self,
         share: float = 1.0,

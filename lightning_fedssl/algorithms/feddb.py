@@ -68,6 +68,8 @@ class FedDB(ServerPhases):
         kwargs: The arguments every algorithm takes.
     """
 
+    not_deployable = "needs the mean prediction of every client, which a node does not send"
+
     local_modules: ClassVar[frozenset[str]] = frozenset({"prior"})
     clients_use_statistics = True
 

@@ -127,6 +127,8 @@ class FedMatch(FederatedAlgorithm):
         kwargs: The arguments every algorithm takes.
     """
 
+    not_deployable = "sends clients the models of other clients"
+
     not_in_paper: ClassVar[frozenset[str]] = frozenset({"validation images", "validation labels"})
     network: Decomposed
 

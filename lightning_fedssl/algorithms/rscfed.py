@@ -67,6 +67,8 @@ class RSCFed(FederatedAlgorithm):
         kwargs: The arguments every algorithm takes.
     """
 
+    not_deployable = "needs to know which clients have labels, which a node does not send"
+
     local_modules: ClassVar[frozenset[str]] = frozenset({"teacher"})
 
     def __init__(

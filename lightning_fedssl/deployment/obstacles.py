@@ -6,28 +6,8 @@ from collections.abc import Iterable
 
 from lightning.pytorch.callbacks import Callback
 
-from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
-from lightning_fedssl.algorithms.cbafed import CBAFed
-from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm
-from lightning_fedssl.algorithms.data_sharing import DataSharing
-from lightning_fedssl.algorithms.feddb import FedDB
-from lightning_fedssl.algorithms.fedmatch import FedMatch
-from lightning_fedssl.algorithms.proxyfl import ProxyFL
-from lightning_fedssl.algorithms.rscfed import RSCFed
-from lightning_fedssl.algorithms.supervised import Supervised
+from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
-
-_OBSTACLES: dict[type[FederatedAlgorithm], str] = {
-    JointAlgorithm: "exchanges features and gradients with every client at every step",
-    FedMatch: "sends clients the models of other clients",
-    DataSharing: "gives clients images of the server",
-    SlotAlgorithm: "keeps the momentum of its clients at the server, by their places in the cohort",
-    FedDB: "needs the mean prediction of every client, which a node does not send",
-    CBAFed: "needs the numbers of labels of every client, which a node does not send",
-    ProxyFL: "needs the numbers of labels of every client, which a node does not send",
-    RSCFed: "needs to know which clients have labels, which a node does not send",
-    Supervised: "trains at the server alone, without clients",
-}
 
 
 def refuse_undeployable(algorithm: FederatedAlgorithm) -> None:
@@ -36,12 +16,11 @@ def refuse_undeployable(algorithm: FederatedAlgorithm) -> None:
     Raises:
         ValueError: With the reason.
     """
-    for method, reason in _OBSTACLES.items():
-        if isinstance(algorithm, method):
-            raise ValueError(
-                f"{type(algorithm).__name__} {reason}, so it cannot be deployed: simulate it with "
-                "lightning-fedssl fit"
-            )
+    if algorithm.not_deployable:
+        raise ValueError(
+            f"{type(algorithm).__name__} {algorithm.not_deployable}, so it cannot be deployed: "
+            "simulate it with lightning-fedssl fit"
+        )
 
 
 def refuse_callbacks(callbacks: Iterable[Callback]) -> None:

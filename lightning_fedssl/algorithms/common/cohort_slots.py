@@ -46,6 +46,10 @@ class SlotAlgorithm(FederatedAlgorithm):
         server_phase: The server trains while its users do.
     """
 
+    not_deployable = (
+        "keeps the momentum of its clients at the server, by their places in the cohort"
+    )
+
     server_keeps: ClassVar[frozenset[str]] = frozenset({"optimizer", "buffers"})
     not_in_paper: ClassVar[frozenset[str]] = frozenset({"optimizer"})
     server_phase: ClassVar[str] = "parallel"
