@@ -255,11 +255,8 @@ class SimulatedFederation(Federation):
         trainer, device = self.trainer, self.trainer.fabric.device
         for index, rule in enumerate(self._rules):
             valid = [arrival for arrival in arrivals if arrival.reason is None]
-            found = dict(zip(
-                (arrival.update.client for arrival in valid),
-                rule.on_round(trainer, trainer.algorithm, valid, passed),
-                strict=True,
-            ))  # fmt: skip
+            judged = rule.on_round(trainer, trainer.algorithm, valid, passed)
+            found = {arrival.update.client: arrival for arrival in judged}
             for place, before in enumerate(arrivals):
                 now = found.get(before.update.client, before)
                 if now.update is not before.update:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -176,33 +177,28 @@ class UpdateRule(FederatedCallback):
         return type(self).on_round is not UpdateRule.on_round
 
     @property
-    def combines(self) -> bool:
-        """Whether the rule replaces a round's updates by one."""
-        return type(self).combine is not UpdateRule.combine
+    def place(self) -> int:
+        """0 for what clients do, 2 for what combines a round's updates into one, 1 for others."""
+        combines = type(self).combine is not UpdateRule.combine
+        return 0 if self.comes_first else 1 + combines
 
 
 def check_order(rules: Sequence[UpdateRule]) -> None:
     """Refuse lists of rules that make no sense.
 
     Raises:
-        ValueError: Two rules combine the updates, or a rule comes after the one that does.
+        ValueError: Two rules combine the updates, a rule comes after one that does, or an attack
+            after rules of the server.
     """
-    names = [type(rule).__name__ for rule in rules]
-    combining = [index for index, rule in enumerate(rules) if rule.combines]
-    if len(combining) > 1:
-        raise ValueError(
-            f"trainer.updates: {names[combining[0]]} and {names[combining[1]]} both combine a "
-            "round's updates into one; keep one of them (noise of CentralDP is for a mean, not for "
-            "a robust rule)"
-        )
-    if combining and combining[0] < len(rules) - 1:
-        raise ValueError(
-            f"trainer.updates: {names[-1]} comes after {names[combining[0]]}, which leaves one "
-            f"update; put {names[combining[0]]} last"
-        )
-    falsifying = [index for index, rule in enumerate(rules) if rule.comes_first]
-    if falsifying and falsifying[-1] >= len(falsifying):
-        raise ValueError(
-            f"trainer.updates: {names[falsifying[-1]]} comes after {names[0]}: put attacks first, "
-            "since clients attack before the server judges"
-        )
+    for before, after in pairwise(rules):
+        first, second = type(before).__name__, type(after).__name__
+        if before.place == after.place == 2:
+            raise ValueError(
+                f"trainer.updates: {first} and {second} both combine a round's updates into one; "
+                "keep one of them (noise of CentralDP is for a mean, not for a robust rule)"
+            )
+        if before.place > after.place:
+            raise ValueError(
+                f"trainer.updates: {second} comes after {first}: put attacks first, which clients "
+                "make before the server judges, and what combines the updates into one last"
+            )
