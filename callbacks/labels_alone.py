@@ -49,15 +49,9 @@ class LabelsAlone(FederatedCallback):
 
     It needs labels at the server, and costs the server's share of the run once more. In a run of
     ``Supervised``, or one that was interrupted, it does nothing.
-
-    Args:
-        expected_gain: What the clients' samples are expected to add to the accuracy, in shares of
-            samples: what the method has gained on other data. Below 0 for a method of which no gain
-            is known: then it is chosen only where validation samples show one.
     """
 
-    def __init__(self, expected_gain: float = -0.02) -> None:
-        self.expected_gain = expected_gain
+    def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
@@ -134,7 +128,7 @@ class LabelsAlone(FederatedCallback):
         count = len(trainer.datamodule.validation_labels)
         both = (trainer.callback_metrics, bound)
         ours, alone = (float(metrics.get("val/accuracy", 0)) for metrics in both)
-        gain, error = estimate_gain(ours, alone, count, self.expected_gain)
+        gain, error = estimate_gain(ours, alone, count)
         path = FederatedCheckpoint.folder(trainer) / CHOSEN
         trainer.save_checkpoint(path, weights_only=True)
         self.chosen, model = type(algorithm).__name__, "the last model"
@@ -144,7 +138,7 @@ class LabelsAlone(FederatedCallback):
                 shutil.copy(labels_alone, path)
         accuracy = float(both[gain <= 0]["test/accuracy"])
         trainer.log_metrics({"chosen/accuracy": accuracy})
-        points = [f"{100 * value:+.1f}" for value in (gain, error, self.expected_gain)]
+        points = [f"{100 * value:+.1f}" for value in (gain, error, EXPECTED_GAIN)]
         self.lines.append(
             f"export takes {model}: estimated gain by the clients {points[0]} points (standard "
             f"error {points[1][1:]}), of {points[2]} expected and {count} validation samples"
@@ -194,13 +188,12 @@ def verdict(bound: float, accuracy: float, images: int, noun: str) -> str:
     )
 
 
-EXPECTED_ERROR = 0.03
-"""How far the gain on new data is from the expected one: the standard deviation between tasks."""
+EXPECTED_GAIN, EXPECTED_ERROR = -0.02, 0.03
+"""What clients' samples add to the accuracy of few labels on real tasks, and its deviation between
+tasks: a loss, so that validation samples must show a gain before it is believed."""
 
 
-def estimate_gain(
-    accuracy: float, bound: float, count: int, expected: float
-) -> tuple[float, float]:
+def estimate_gain(accuracy: float, bound: float, count: int) -> tuple[float, float]:
     """The gain of the clients' samples: the expected one, corrected by what validation shows.
 
     Both are weighted by their precision, so a few validation samples change little.
@@ -209,14 +202,13 @@ def estimate_gain(
         accuracy: Validation accuracy with the clients' samples, from 0 to 1.
         bound: That of the labels alone.
         count: Validation samples; 0 for none.
-        expected: The gain on other data.
 
     Returns:
         The estimate and its standard error.
     """
     if not count:
-        return expected, EXPECTED_ERROR
+        return EXPECTED_GAIN, EXPECTED_ERROR
     of_both = [accuracy_error(value, count) ** 2 for value in (accuracy, bound)]
     measured, before = 1 / sum(of_both), 1 / EXPECTED_ERROR**2
-    gain = (measured * (accuracy - bound) + before * expected) / (measured + before)
+    gain = (measured * (accuracy - bound) + before * EXPECTED_GAIN) / (measured + before)
     return gain, 1 / math.sqrt(measured + before)
