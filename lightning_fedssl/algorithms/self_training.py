@@ -16,7 +16,8 @@ A round is one step of gradient descent on all samples of the federation:
    halves, so that labels weigh as much as all other samples together.
 
 The mean of gradients is that of the pooled data, however these are partitioned: skewed clients do
-no harm. Shares are the mean of the labels' and of the predicted ones: neither is trusted alone.
+no harm. The ratio aligns the predicted class shares with shares that are estimated from predictions
+and labels; equal ones are not assumed.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class SelfTraining(ServerPhases):
     an estimate.
 
     Args:
+        share_weight: Weight of the labels' class shares in the mean with the predicted ones, which
+            predictions are aligned with; 0 where the labels say nothing of the clients' classes.
         server_phase: In parallel with the clients, on the same weights, so that both send gradients
             of one model.
         server_steps: Steps of the server in a round: one, on all labels.
@@ -60,11 +63,14 @@ class SelfTraining(ServerPhases):
 
     def __init__(
         self,
+        share_weight: float = 0.5,
         server_phase: Literal["after", "before", "parallel"] = "parallel",
         server_steps: int | None = 1,
         **kwargs: Any,
     ) -> None:
         super().__init__(server_phase=server_phase, server_steps=server_steps, **kwargs)
+        checks.probability("share_weight", share_weight)
+        self.share_weight = share_weight
 
     def configure_model(self) -> None:
         """The network, and the class shares of labels and predictions, equal before the run."""
@@ -90,7 +96,8 @@ class SelfTraining(ServerPhases):
         x = data.plain(data.unlabeled)
         with torch.no_grad():
             p = self(x).softmax(1)
-        aligned = p * (self.label_shares + self.predicted_shares) / self.predicted_shares
+        shares = torch.lerp(self.predicted_shares, self.label_shares, self.share_weight)
+        aligned = p * shares / self.predicted_shares
         confidence, y = (aligned / aligned.sum(1, keepdim=True)).max(1)
         batch = {"x": x, "y": y, "weight": confidence}
         total = confidence.sum()

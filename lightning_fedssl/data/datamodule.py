@@ -21,7 +21,11 @@ from lightning_fedssl.data import datasets, image_files
 from lightning_fedssl.data.augment.custom import BatchView, check_view, views_of
 from lightning_fedssl.data.augment.views import STRONG, WEAK, resized
 from lightning_fedssl.data.datasets import ImageSplit, shortened
-from lightning_fedssl.data.features import FeatureExtractor, Moments, views_of_features
+from lightning_fedssl.data.features import (
+    FeatureExtractor,
+    Moments,
+    views_of_features,
+)
 from lightning_fedssl.data.held_out import choose_rows, limit_test
 from lightning_fedssl.data.local_data import LocalData, Views
 from lightning_fedssl.data.partition.base import Iid, Partition

@@ -88,12 +88,29 @@ class FeatureExtractor:
         return torch.from_numpy(np.load(file))
 
     def _name(self, samples: Tensor, augmented: bool) -> str:
-        """A hash of the samples, and of the features of some of them."""
+        """A hash of the samples, of the views of some of them, and of the backbone.
+
+        The features of a network differ in the last digits with the number of threads, so its
+        weights and settings stand for it; those of a function are computed.
+        """
         digest = hashlib.sha256(repr((tuple(samples.shape), augmented)).encode())
         for part in samples.split(1024):
             digest.update(part.contiguous().numpy().tobytes())
-        keys = sampling.sample_keys(0, len(samples[:_PROBED]))
-        digest.update(self._all_views(samples[:_PROBED], keys, augmented).numpy().tobytes())
+        some, network = samples[:_PROBED], self.backbone
+        keys = sampling.sample_keys(0, len(some))
+        if isinstance(network, torch.nn.Module):
+            plain = {
+                k: v for k, v in vars(network).items() if isinstance(v, (int, float, str, tuple))
+            }
+            digest.update(repr((type(network), sorted(plain.items()), self.counts)).encode())
+            tensors = [t.cpu() for _, t in sorted(network.state_dict().items())]
+            tensors += [
+                view(some, keys) for view in (self.views.plain, self.views.weak, self.views.strong)
+            ]
+        else:
+            tensors = [self._all_views(some, keys, augmented)]
+        for tensor in tensors:
+            digest.update(tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()[:32]
 
     def _batches(self, samples: Tensor, augmented: bool) -> Iterator[Tensor]:

@@ -43,13 +43,26 @@ def select_names(names: Mapping[str, str], patterns: Sequence[str], key: str) ->
             f for n, f in names.items() if fnmatchcase(n, wanted) or fnmatchcase(n, f"{wanted}.*")
         }
         if not found:
-            layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
+            layers = [*dict.fromkeys(name.rpartition(".")[0] or name for name in names)]
             raise ValueError(
                 f"{key}: {pattern!r} matches no tensor of the network, which has the layers "
-                f"{layers}"
+                f"{shortened(layers)}"
             )
         selected = selected - found if pattern.startswith("!") else selected | found
     return selected
+
+
+def shortened(names: Sequence[str], most: int = 10) -> str:
+    """Names in a message: the first and the last ones of a long list, and how many there are.
+
+    Args:
+        names: The names.
+        most: The largest number of names that are shown.
+    """
+    if len(names) <= most:
+        return ", ".join(names)
+    half = most // 2
+    return f"{', '.join(names[:half])}, ..., {', '.join(names[-half:])} ({len(names)} in all)"
 
 
 def freeze(network: nn.Module, patterns: Sequence[str], key: str = "freeze") -> None:

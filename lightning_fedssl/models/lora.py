@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_fedssl.models.network import InShape, Network
 
@@ -13,7 +13,8 @@ from lightning_fedssl.models.network import InShape, Network
 class TimmLoRA(Network):
     """A network of timm that trains low-rank adapters and its classifier.
 
-    All other weights are frozen.
+    All other weights are frozen. The classifier starts at zero; ``model.init_head: labels`` starts
+    it from logistic regression.
 
     Clients and server send the trained weights alone. ``model.init_from`` takes weights under
     timm's names.
@@ -51,6 +52,8 @@ class TimmLoRA(Network):
         network = timm.create_model(
             model_name, num_classes=num_classes, in_chans=in_shape[0], **arguments or {}
         )
+        for weight in network.get_submodule(head).parameters():
+            nn.init.zeros_(weight)  # random logits of pretrained features are large and wrong
         self.adapted = get_peft_model(
             network, LoraConfig(r=rank, target_modules=[*layers], modules_to_save=[head])
         )

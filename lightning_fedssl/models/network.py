@@ -202,8 +202,9 @@ def _check_output(network: nn.Module, out_shape: InShape, in_shape: InShape) -> 
             f"model.network: {name} gave {shape} for two samples of shape {in_shape}, but "
             f"{num_classes} classes need "
             f"{wanted}. Set num_classes: {num_classes} in model.network.init_args, or "
-            "whatever argument of "
-            "this network sets the number of its outputs."
+            "whatever argument of this network sets the number of its outputs; where none is "
+            "accepted there, as for timm.create_model, name a function of your own with the "
+            "argument num_classes, which the data set, or train on features (data.backbone)."
         )
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lightning_fedssl.functional.averaging import State, is_finite
-from lightning_fedssl.functional.frozen import select_names
+from lightning_fedssl.functional.frozen import select_names, shortened
 from lightning_fedssl.functional.tied import first_names, tensors_of
 from lightning_fedssl.models.network import Network
 
@@ -51,15 +51,14 @@ def load_weights(network: nn.Module, path: str | Path, left_out: Sequence[str] =
 
     Raises:
         ValueError: The file does not exist, cannot be read or has no weights, or its tensors are
-            not those of the network; the message names every tensor.
+            not those of the network; the message names some.
     """
     own, first = tensors_of(network), first_names(network)
     found = read_weights(Path(path).expanduser())
     if isinstance(network, Network):
         found = {network.own_name(name): tensor for name, tensor in found.items()}
-    own, found = _without_adapters(
-        own, {first.get(name, name): tensor for name, tensor in found.items()}
-    )
+    found = _with_prefix({first.get(name, name): t for name, t in found.items()}, own)
+    own, found = _without_adapters(own, found)
     excluded = select_names({name: name for name in found} | first, left_out, "model.init_except")
     own, found = (
         {n: t for n, t in s.items() if n not in excluded and not n.endswith(_COUNTER)}
@@ -148,6 +147,13 @@ def _without_prefixes(state: State) -> State:
     return state
 
 
+def _with_prefix(found: State, own: State) -> State:
+    """A file's tensors under the prefix of a network that stands in an attribute (``net.``)."""
+    prefix = next(iter(own), "").partition(".")[0] + "."
+    nested = all(name.startswith(prefix) for name in own) and not found.keys() & own.keys()
+    return {prefix + name: tensor for name, tensor in found.items()} if nested else found
+
+
 def _without_adapters(own: State, found: State) -> tuple[State, State]:
     """A network's tensors without peft's adapters, and those of a file under the network's names.
 
@@ -182,4 +188,4 @@ def _mismatch(own: State, found: State) -> list[str]:
         ("unknown to the network", unexpected),
         ("of another shape", shapes),
     )
-    return [f"{kind}: {', '.join(names)}" for kind, names in kinds if names]
+    return [f"{len(names)} {kind}: {shortened(names)}" for kind, names in kinds if names]

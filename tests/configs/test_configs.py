@@ -28,6 +28,7 @@ OVERLAY_BASES = {
     "semisfl": "semisfl_cifar10_4000",
     "system": "semifl_digits",
     "images": "semifl_digits",
+    "pretrained_images": "semifl_digits",
     "signals": "semifl_signals",
     "table2": "semifl_cifar10_4000",
     "table3": "semifl_cifar10_4000",
@@ -45,7 +46,8 @@ SMALL_DATA = ["--data.num_clients=5", "--trainer.clients_per_round=2"]
 def files(name: str) -> list[str]:
     """The arguments that choose a configuration; an overlay comes on top of its base."""
     chosen = [CONFIGS[name]] if CONFIGS[name].parent == FOLDER else [CONFIGS[base_of(name)], CONFIGS[name]]
-    return [f"--config={path}" for path in chosen]
+    offline = ["--data.backbone.weights=null", "--data.backbone.size=32"] if name.endswith("pretrained_images") else []
+    return [*(f"--config={path}" for path in chosen), *offline]
 
 
 def base_of(name: str) -> str:

