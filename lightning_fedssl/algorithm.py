@@ -99,6 +99,7 @@ class FederatedAlgorithm(LightningModule):
             averaged (:func:`~lightning_fedssl.functional.frozen.freeze`).
         num_classes: Number of classes; taken from the data if left out.
         in_shape: (channels, height, width) of an image; taken from the data if left out.
+        task: What is predicted; taken from the data.
 
     Attributes:
         tasks: What the method can predict; a trainer refuses data of another task.
@@ -128,7 +129,7 @@ class FederatedAlgorithm(LightningModule):
     not_deployable: ClassVar[str] = ""
     steps_per_round: int | None = None
     clients_use_statistics: bool = False
-    task: Task = Classification()
+    task: Task
     federation: Federation
     server: ServerState
     network: nn.Module
@@ -151,8 +152,10 @@ class FederatedAlgorithm(LightningModule):
         freeze: Sequence[str] | str = (),
         num_classes: int | None = None,
         in_shape: tuple[int, ...] | None = None,
+        task: Task | None = None,
     ) -> None:
         super().__init__()
+        self.task = task or Classification()
         for key, made in {"optimizer": optimizer, "server_optimizer": server_optimizer}.items():
             name = type(made).__name__
             remedy = f"each party makes its own: give functools.partial(torch.optim.{name}, lr=...)"

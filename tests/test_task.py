@@ -21,6 +21,7 @@ from lightning_fedssl.algorithms import FL2, SAGE, UDA, FedAvg, FedRGD, FixMatch
 from lightning_fedssl.callbacks import LabelsAlone
 from lightning_fedssl.data import FederatedDataModule, ImageTable, MaskFolders, Table
 from lightning_fedssl.data.augment.views import make_views
+from lightning_fedssl.export import load_network
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.models import CNN, UNet, build_network
 from lightning_fedssl.state import Batch
@@ -450,6 +451,10 @@ def test_predictions_and_the_bound_follow_the_task(task: Task, tmp_path: Path) -
     predicted = run.predict(algorithm, data)
     assert predicted is not None
     folder = Path(str(run.log_dir))
+    loaded = FixMatch.load_from_checkpoint(folder / "checkpoints/last.ckpt")
+    assert torch.equal(loaded.eval().predict_step((data.test_batch(torch.arange(40))), 0), predicted)
+    built, description = load_network(folder / "checkpoints")
+    assert (description["task"], type(built)) == (type(task).__name__, type(algorithm.network))
     if task.per_pixel:
         written = np.stack([np.array(Image.open(folder / f"predictions/{k}.png")) for k in range(40)])
         assert np.array_equal(written, predicted.argmax(1).numpy())

@@ -21,6 +21,7 @@ from lightning_fedssl.cli import commands, public  # noqa: F401  a name is found
 from lightning_fedssl.cli.parser import ConfigFile, Parser
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.distributed.cpu_ranks import may_use_all_cores
+from lightning_fedssl.task import Task
 from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.version import __version__
 
@@ -116,6 +117,8 @@ class FederatedCLI(LightningCLI):
         """Link arguments of the algorithm to the data, so that they need not be given twice."""
         for name in ("num_classes", "in_shape"):
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
+        target = "model.init_args.task"
+        parser.link_arguments("data", target, _task_of, apply_on="instantiate")
 
     def before_instantiate_classes(self) -> None:
         """Refuse to evaluate without a checkpoint, unless the weights come from a file.
@@ -163,3 +166,7 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         log.setLevel(level)
+
+
+def _task_of(data: FederatedDataModule) -> Task:
+    return data.task

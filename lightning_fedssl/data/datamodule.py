@@ -464,6 +464,8 @@ class FederatedDataModule(LightningDataModule):
             by_stratum(loaded.test),
             loaded.validation and by_stratum(loaded.validation),
         )
+        if isinstance(self.task, Classification):
+            self.reading.warn_of_classes(loaded.spec.class_names, loaded.train.labels)
         if self.source is not None:  # published data are taken as they are
             self.reading.warn_of_leak(loaded.train, loaded.test)
 

@@ -36,7 +36,7 @@ def named_arguments(algorithm: FederatedAlgorithm) -> dict[str, Any]:
         )
     }
     sizes = {"num_classes": algorithm.num_classes, "in_shape": list(algorithm.in_shape or ())}
-    return {**named_values(given), **sizes}
+    return {**named_values({**given, "task": algorithm.task}), **sizes}
 
 
 def network_of(path: Path, trust: Sequence[str] = ()) -> tuple[nn.Module, Description]:

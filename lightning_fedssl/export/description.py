@@ -33,10 +33,11 @@ def describe_model(
     """Describe the global model of a run.
 
     The keys are ``format`` (1), ``package`` and ``version``, ``algorithm`` (class path),
-    ``network`` (class path, ``init_args``, ``num_classes``, ``in_shape``; the class path is None
-    for a network that has no import path), ``data_set``, ``class_names``, ``input`` (``pixels``,
-    scaled to 0..1, or ``numbers`` as the data set holds them), ``normalization`` (mean and standard
-    deviation of the input per channel or feature), ``resize`` (how image files get the size of
+    ``network`` (class path, ``init_args``, ``num_classes``, ``in_shape``, and with a target for
+    every pixel ``out_shape``; the path is None for a network that has no import path),
+    ``data_set``, ``task``, ``class_names``, ``input`` (``pixels``, scaled to 0..1, or ``numbers``
+    as the data set holds them), ``normalization`` (mean and standard deviation of the input per
+    channel or feature), ``resize`` (how image files get the size of
     ``in_shape``; None for other samples), ``trained_dtype`` (the type of the weights in the run),
     ``rounds``, ``metrics``, ``metric_rounds``, ``citation`` and, of a private run, ``privacy``. Of
     a run on features also ``backbone``: the frozen network in front (class path and ``init_args``)
@@ -84,6 +85,7 @@ def describe_data(data: FederatedDataModule) -> dict[str, Any]:
         data: The data.
     """
     return {
+        "task": type(data.task).__name__,
         "class_names": list(data.spec.class_names),
         "input": "pixels" if data.spec.pixels and data.backbone is None else "numbers",
         "normalization": _by_name(data.input_normalization),
@@ -144,4 +146,5 @@ def _describe_network(algorithm: FederatedAlgorithm, data: FederatedDataModule) 
         "init_args": named.get("init_args") or {},
         "num_classes": algorithm.num_classes if data.class_names else None,
         "in_shape": list(data.in_shape) if data.class_names else [],
+        **({"out_shape": [data.num_classes, *data.in_shape[1:]]} if data.task.per_pixel else {}),
     }

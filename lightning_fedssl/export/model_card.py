@@ -28,8 +28,8 @@ import torch
 logits = torch.export.load("model.pt2").module()(torch.rand(1, {shape}))
 ```
 
-Classes, in the order of the logits: {class_names}. `model.safetensors` holds the weights under the
-network's own names, for samples that were normalised as `model.json` says.
+Classes ({task}), in the order of the logits: {class_names}. `model.safetensors` holds the weights
+under the network's own names, for samples that were normalised as `model.json` says.
 {privacy}
 {citation}
 """

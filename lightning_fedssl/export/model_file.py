@@ -124,4 +124,5 @@ def build_described(network: dict[str, Any], trust: Sequence[str]) -> nn.Module:
     factory = object_of(
         {"class_path": network["class_path"], "init_args": network["init_args"]}, trust
     )
-    return build_network(factory, network["num_classes"], tuple(network["in_shape"]))
+    out_shape = tuple(network.get("out_shape", ()))
+    return build_network(factory, network["num_classes"], tuple(network["in_shape"]), out_shape)

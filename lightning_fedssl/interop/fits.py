@@ -49,6 +49,7 @@ _OF_THE_MODULE = {
     "freeze",
     "num_classes",
     "in_shape",
+    "task",
 }
 """Arguments of a method that a LightningModule decides itself."""
 

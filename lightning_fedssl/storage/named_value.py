@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from lightning_fedssl.schedules import Schedule
 from lightning_fedssl.storage import checkpoint_file
+from lightning_fedssl.task import Task
 
 _PLAIN = (int, float, bool, str, type(None))
 
@@ -89,7 +90,7 @@ def object_of(value: Any, trust: Sequence[str] = ()) -> Any:
         return value
     if "class_path" not in value:
         return {name: object_of(part, trust) for name, part in value.items()}
-    target = imported(value["class_path"], (nn.Module, Optimizer, Schedule), trust)
+    target = imported(value["class_path"], (nn.Module, Optimizer, Schedule, Task), trust)
     arguments = object_of(value.get("init_args") or {}, trust)
     if isinstance(target, type) and not issubclass(target, (nn.Module, Optimizer)):
         return target(**arguments)

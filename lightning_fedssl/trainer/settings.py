@@ -28,6 +28,7 @@ _UNIMPORTANT = {
     "data.cache_dir",
     "model.num_classes",
     "model.in_shape",
+    "model.task",
     "model.init_except",
     "model.init_from",
     "model.labeling_batch_size",

@@ -21,6 +21,7 @@ from lightning_fedssl.data.sources.base import (
     number_clients,
 )
 from lightning_fedssl.data.sources.reading import NO_LABEL
+from lightning_fedssl.task import Classification
 
 _READ_TWICE = 100
 """Samples of each data set that are read a second time, to refuse random transforms."""
@@ -121,9 +122,8 @@ class Datasets(DataSource):
             part: self.task.checked(y, len(names), f"data.dataset: {part}", -1)
             for part, y in labels.items()
         }
-        if not self.class_names:
-            strata = self.task.strata(numbers["train"], len(names))
-            self.reading.warn_of_classes(self.task.strata_names(names), strata)
+        if not self.class_names and isinstance(self.task, Classification):
+            self.reading.warn_of_classes(names, numbers["train"])
         clients, test_clients, client_names = number_clients(self._training_ids(), self.ids["test"])
         if clients is not None and self.ids["train"] is None:  # the server's samples are no one's
             clients = torch.cat([torch.full((len(numbers["train"]),), -1), clients])

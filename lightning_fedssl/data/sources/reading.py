@@ -94,7 +94,6 @@ class Reading:
         if spec.client_names:
             common["clients"] = _clients(spec, train)
         self.facts = common | self.facts | common  # these first, and as they are now
-        self.warn_of_classes(spec.class_names, train.labels)
 
     def warn_of_classes(self, names: Sequence[str], labels: Tensor) -> None:
         """Name the classes that no training sample has, and those that differ in spelling only.
