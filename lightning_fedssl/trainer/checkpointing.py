@@ -360,6 +360,8 @@ def resume(trainer: Run, path: Path) -> int:
     _warn_of_a_stretched_schedule(trainer, loaded)
     _read_states(trainer, loaded, path)
     state, server = loaded["federation"], trainer.algorithm.server
+    if not trainer.allow_changed:
+        _check_shapes(state, path)
     server.momentum = dict(state["momentum"])
     server.to(trainer.fabric.device)
     if state["server_optimizer"]:
@@ -433,6 +435,21 @@ def _warn_of_a_stretched_schedule(trainer: Run, loaded: checkpoint_file.Checkpoi
             "the run of %d rounds; train anew for that, or set model.schedule.rounds before",
             before, now, found, planned, now,
         )  # fmt: skip
+
+
+def _check_shapes(state: checkpoint_file.Checkpoint, path: Path) -> None:
+    """Refuse a stored tensor that has the name of a weight, and not its shape."""
+    shapes = {name: t.shape for name, t in {**state["parameters"], **state["buffers"]}.items()}
+    of_clients = {f"client {client}": tensors for client, tensors in state["clients"].items()}
+    stored = {"momentum": state["momentum"], **state["extra"], **of_clients}
+    for place, tensors in stored.items():
+        for name, t in tensors.items():
+            weight = name.partition(".")[2] if place in of_clients else name
+            if t.dim() and t.shape != shapes.get(weight, t.shape):
+                raise ValueError(
+                    f"ckpt_path: {name} of {place} in {path} has not the shape of its weight; use "
+                    "another checkpoint of the run, or --trainer.allow_changed true if it is meant"
+                )
 
 
 def _read_states(trainer: Run, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
