@@ -73,8 +73,8 @@ def load_network(folder: str | Path, trust: Sequence[str] = ()) -> tuple[nn.Modu
 
     Args:
         folder: The folder, for example ``lightning_logs/version_0/checkpoints``.
-        trust: Names of modules of which the file may name any class or function, such as
-            ``["my_networks"]``.
+        trust: Names of modules of which the file may name any class or function that they define,
+            such as ``["my_networks"]``.
 
     Raises:
         FileNotFoundError: If one of the two files is missing.

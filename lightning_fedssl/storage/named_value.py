@@ -92,6 +92,11 @@ def object_of(value: Any, trust: Sequence[str] = ()) -> Any:
         return {name: object_of(part, trust) for name, part in value.items()}
     target = imported(value["class_path"], (nn.Module, Optimizer, Schedule, Task), trust)
     arguments = object_of(value.get("init_args") or {}, trust)
+    if not isinstance(arguments, Mapping):
+        raise ValueError(
+            f"the file gives {value['class_path']} the arguments {arguments!r}; init_args must be "
+            "names with values"
+        )
     if isinstance(target, type) and not issubclass(target, (nn.Module, Optimizer)):
         return target(**arguments)
     return functools.partial(target, **arguments) if arguments else target
@@ -123,14 +128,14 @@ def imported(path: Any, kinds: tuple[type, ...], trust: Sequence[str] = ()) -> A
     Args:
         path: The import path.
         kinds: Base classes, of which a class of the :data:`TRUSTED` packages has one.
-        trust: Modules that the caller trusts, too, with all that they contain; any class or
-            function in them may be named.
+        trust: Modules that the caller trusts, too; any class or function that is defined in them
+            or in a module below them may be named.
 
     Raises:
         ValueError: The path names anything else, which is then neither imported nor called; or it
             does not exist.
     """
-    trusted = any(f"{path}.".startswith(f"{module}.") for module in trust)
+    trusted = _is_in(path, trust)
     if trusted or str(path).partition(".")[0] in TRUSTED:
         try:
             found = pkgutil.resolve_name(path)
@@ -138,7 +143,9 @@ def imported(path: Any, kinds: tuple[type, ...], trust: Sequence[str] = ()) -> A
             raise ValueError(
                 f"{path}, which the file names, cannot be imported: {error}"
             ) from error
-        if trusted or (isinstance(found, type) and issubclass(found, kinds)):
+        if isinstance(found, type) and issubclass(found, kinds):
+            return found
+        if trusted and _is_in(getattr(found, "__module__", None), trust):  # not what it imports
             return found
     module = str(path).rpartition(".")[0]
     raise ValueError(
@@ -146,6 +153,10 @@ def imported(path: Any, kinds: tuple[type, ...], trust: Sequence[str] = ()) -> A
         f"and schedules of {', '.join(TRUSTED)} are built from a file. If you trust {module}, name "
         f"it: trust=[{module!r}] in Python, --trust {module} for export"
     )
+
+
+def _is_in(name: Any, modules: Sequence[str]) -> bool:
+    return any(f"{name}.".startswith(f"{module}.") for module in modules)
 
 
 def target_of(factory: Any) -> Any:

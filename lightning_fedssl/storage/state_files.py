@@ -18,6 +18,8 @@ from lightning_fedssl.storage.files import write_synced
 
 State = dict[str, Tensor]
 
+_REMEDY = "use another checkpoint"
+
 
 def write(folder: Path, states: Mapping[str, State], names: dict[str, str]) -> None:
     """Write the states whose file is not in a folder.
@@ -48,19 +50,23 @@ def read(path: Path) -> State:
     """A state.
 
     Raises:
-        ValueError: If the file is damaged.
+        ValueError: If the file is damaged, or holds anything but tensors by name.
     """
     content = path.read_bytes()
     if not path.stem.endswith(_digest(content)):
-        raise ValueError(f"ckpt_path: {path} was changed or damaged; use another checkpoint")
-    found: State = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    return found
+        raise ValueError(f"ckpt_path: {path} was changed or damaged; {_REMEDY}")
+    try:
+        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        return {name: tensor.detach() for name, tensor in found.items()}
+    except Exception as error:
+        raise ValueError(f"ckpt_path: {path} is no file of states; {_REMEDY}") from error
 
 
 def keep(folder: Path, names: Iterable[str]) -> None:
     """Remove the files of a folder that have other names, if there is such a folder."""
     for path in set(folder.glob("*")) - {folder / name for name in names}:
-        path.unlink()
+        if path.is_file():  # a NAS adds folders
+            path.unlink()
 
 
 def _write(content: bytes, file: IO[bytes]) -> None:

@@ -464,7 +464,7 @@ def _read_states(trainer: Run, loaded: checkpoint_file.Checkpoint, path: Path) -
     shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
     problem = (
         f"{path} lacks the states (optimizers' momentum and the like) of {shown}, which "
-        f"last.ckpt has in {checkpoint_file.states_of(path).name}"
+        f"last.ckpt has in {checkpoint_file.states_of(path.with_name('last.ckpt')).name}"
     )
     if not trainer.allow_changed:
         raise ValueError(

@@ -187,9 +187,15 @@ def check_order(rules: Sequence[UpdateRule]) -> None:
     """Refuse lists of rules that make no sense.
 
     Raises:
-        ValueError: Two rules combine the updates, a rule comes after one that does, or an attack
-            after rules of the server.
+        ValueError: An entry is no rule, two rules combine the updates, a rule comes
+            after one that does, or an attack after rules of the server.
     """
+    for rule in rules:
+        if not isinstance(rule, UpdateRule):
+            raise ValueError(
+                f"trainer.updates has {rule!r}, which is no rule: give objects of "
+                "lightning_fedssl.updates such as [Quarantine(), Median()]"
+            )
     for before, after in pairwise(rules):
         first, second = type(before).__name__, type(after).__name__
         if before.place == after.place == 2:

@@ -279,6 +279,7 @@ FOREIGN = [
     ({"network": {"class_path": "torch.os.system", "init_args": {"command": "true"}}}, "torch.os.system"),
     ({"network": {"class_path": "lightning_fedssl.cli.FederatedCLI", "init_args": {"args": []}}}, "FederatedCLI"),
     ({"network": {"class_path": "torch.nn.NoLayer", "init_args": {}}}, "cannot be imported"),
+    ({"network": {"class_path": "torch.nn.ReLU", "init_args": [1]}}, "must be names with values"),
     ({"network": {"class_path": "torch.nn.ReLU", "init_args": {"inplace": MARKING}}}, "test_export.marking"),
 ]
 
@@ -314,6 +315,15 @@ def test_other_arguments_of_a_foreign_checkpoint_are_not_used(
     with pytest.raises((ValueError, TypeError)):
         network_of(with_entries(run[1] / "last.ckpt", entries, tmp_path))
     assert not MARK
+
+
+def test_what_a_trusted_module_imports_is_not_trusted(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:
+    for name in ("json.dumps", "Path.cwd", "pytest.exit"):
+        foreign = {"network": {"class_path": f"{__name__}.{name}", "init_args": {}}}
+        path = with_entries(run[1] / "last.ckpt", foreign, tmp_path)
+        for load in (network_of, load_network):
+            with pytest.raises(ValueError, match="nothing of it was run"):
+                load(path if load is network_of else path.parent, trust=[__name__])
 
 
 def test_modules_that_the_caller_trusts_are_built(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from lightning_fedssl.algorithms import SemiFL
-from lightning_fedssl.storage import checkpoint_file
+from lightning_fedssl.storage import checkpoint_file, state_files
 from lightning_fedssl.storage.files import write_synced
 from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
 from tests.trainer.helpers import StopAfter
@@ -68,6 +69,25 @@ def test_a_changed_state_is_noticed(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     with pytest.raises(ValueError, match=rf"{file.name} was changed or damaged"):
         run(tmp_path, ckpt_path="last")
+
+
+@pytest.mark.parametrize("content", [[1], {"a": 1}, None])
+def test_a_file_of_states_that_holds_something_else_is_refused(content: object, tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    torch.save(content, stream)
+    written = stream.getvalue() if content else b"no file of torch"
+    path = tmp_path / f"0-{state_files._digest(written)}.pt"
+    path.write_bytes(written)
+    with pytest.raises(ValueError, match=path.name):
+        state_files.read(path)
+
+
+def test_a_folder_that_a_disk_adds_stays(tmp_path: Path) -> None:
+    (tmp_path / "@eaDir").mkdir()
+    (tmp_path / "1-a.pt").touch()
+    (tmp_path / "2-b.pt").touch()
+    state_files.keep(tmp_path, ["2-b.pt"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2-b.pt", "@eaDir"]
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one_with_its_states(

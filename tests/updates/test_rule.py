@@ -81,10 +81,11 @@ def test_rules_after_an_attack_see_what_the_attacker_sends(tmp_path: Path) -> No
         ([Median(), TrimmedMean()], "Median and TrimmedMean both combine"),
         ([Median(), CentralDP(delta=1e-3, noise_multiplier=1)], "Median and CentralDP both combine"),
         ([Median(), Quarantine()], "Quarantine comes after Median"),
+        ([Median], "Median'>, which is no rule"),
         ([Quarantine(), LabelFlip()], "LabelFlip comes after Quarantine"),
     ],
 )
-def test_orders_that_make_no_sense_are_refused(updates: list[UpdateRule], named: str, tmp_path: Path) -> None:
+def test_orders_that_make_no_sense_are_refused(updates: list[Any], named: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=named):
         toy_trainer(tmp_path, updates=updates)
 
