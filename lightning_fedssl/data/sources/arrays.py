@@ -132,6 +132,7 @@ class Datasets(DataSource):
             torch.cat([samples[part] for part in train]),
             torch.cat([numbers[part] for part in train]),
         )
+        self._warn_of_layout(tuple(x.shape[1:]))
         spec = DatasetSpec(
             type(self).__name__, len(names), tuple(x.shape[1:]), *measure(x), names,
             pixels=x.dtype == torch.uint8, usual_views=False, client_names=client_names,
@@ -143,6 +144,14 @@ class Datasets(DataSource):
         )
         test = ImageSplit(samples["test"], numbers["test"], test_clients)
         return LoadedData(spec, ImageSplit(x, y, clients), test, validation)
+
+    def _warn_of_layout(self, shape: tuple[int, ...]) -> None:
+        """Names samples that may be images in another layout."""
+        if len(shape) in (2, 3) and shape[0] == shape[1] >= 8 and shape[-1] <= shape[0]:
+            self.reading.warn(
+                f"samples of shape {shape} have {shape[0]} channels; images are (channels, height, "
+                "width): x[:, None] for grey ones, x.permute(0, 3, 1, 2) where channels come last"
+            )
 
     def _training_ids(self) -> list[Any] | None:
         """The identifiers of labelled samples, if they have some, then of those without labels."""
@@ -244,7 +253,8 @@ def _classes(dataset: Any) -> list[str]:
     while dataset is not None and not names:
         classes = getattr(dataset, "classes", None)
         names = [*map(str, classes)] if isinstance(classes, Iterable) else []
-        dataset = getattr(dataset, "dataset", None)
+        parts = getattr(dataset, "datasets", None)  # of a ConcatDataset
+        dataset = parts[0] if isinstance(parts, list) else getattr(dataset, "dataset", None)
     return names
 
 
@@ -368,6 +378,11 @@ def as_values(samples: Tensor, part: str, place: str = "data.dataset") -> Tensor
         ValueError: If images have another layout, or a sample holds NaN or infinite values.
     """
     shape, dtype, samples = tuple(samples.shape[1:]), samples.dtype, samples.detach()
+    if not shape or not samples.numel() or dtype.is_complex:
+        raise ValueError(
+            f"{place}: {part} samples are {dtype} of shape {shape}; give real numbers, x[:, None] "
+            "where a sample is one number"
+        )
     channels_last = len(shape) == 3 and min(shape[:2]) > shape[2] and shape[2] in (1, 3, 4)
     if channels_last or (dtype == torch.uint8 and len(shape) == 2):
         raise ValueError(

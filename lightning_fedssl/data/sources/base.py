@@ -205,6 +205,8 @@ def number_clients(
     )
     assert known is not None
     try:
+        if any(name != name for name in known):  # NaN
+            raise TypeError("missing")
         names = sorted(set(known))
     except TypeError as error:
         raise ValueError(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -208,7 +209,7 @@ class ImageFolder(ImageList):
         those of its folders.
         """
         found = [
-            (folder.name, path)
+            (_composed(folder.name), path)
             for folder in visible_folders(root, self._left_out)
             for path in image_files(folder, "data.root", self._left_out)
         ]
@@ -404,8 +405,13 @@ class SiteFolders(ImageList):
                 files = image_files(folder, "data.dataset", self._left_out)
                 for number, path in enumerate(files, start=1):
                     part = "test" if number % self.test_every == 0 else "train"
-                    lists[part].append(ListedImage(path, folder.name, site.name))
+                    lists[part].append(ListedImage(path, _composed(folder.name), site.name))
         return lists
+
+
+def _composed(name: str) -> str:
+    """A name in one form of Unicode; macOS writes names in another."""
+    return unicodedata.normalize("NFC", name)
 
 
 def _contents(root: Path) -> str:

@@ -104,15 +104,19 @@ class Reading:
         """
         counts = _counts(labels, len(names))
         if empty := [cut(name) for name, count in zip(names, counts, strict=True) if not count]:
+            numbers = "labels are numbered from 0 without gaps; subtract 1 if yours begin at 1"
             self.warn(
                 f"no training sample has the class {listed(empty)} ({len(empty)} of {len(names)} "
-                "classes): labels are numbered from 0 without gaps; subtract 1 if yours begin at 1"
+                f"classes): {numbers if names[0] == '0' else 'it cannot be learned'}"
             )
         spelled: dict[str, str] = {}
         for name in names:
-            other = spelled.setdefault(" ".join(name.casefold().removesuffix(".0").split()), name)
-            if other != name:
-                self.warn(f"the classes {cut(other)!r} and {cut(name)!r} may be one, spelled twice")
+            key = " ".join(name.casefold().removesuffix(".0").split())
+            if key in spelled:
+                self.warn(
+                    f"the classes {cut(spelled[key])!r} and {cut(name)!r} may be one, spelled twice"
+                )
+            spelled.setdefault(key, name)
 
     def warn_of_leak(self, train: ImageSplit, test: ImageSplit) -> None:
         """Say how many test samples have the same content as a training sample.

@@ -19,8 +19,16 @@ _PARTS = ("train", "test", "unlabeled", "validation")
 _NAMELESS = re.compile(r"|Unnamed: \d.*|\.\.\.\d+")
 """What spreadsheets, pandas and R write above row numbers."""
 
-_ALMOST_A_NUMBER = re.compile(r"[<>≤≥~]?\s*[-+]?\d+([.,' \u00a0]\d+)*\s*%?")
+_ALMOST_A_NUMBER = re.compile(r"[<>≤≥~]?\s*[-+\u2212]?\d+([.,' \u00a0]\d+)*\s*%?")
 """Numbers with separators, limits or percent signs."""
+
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}\.\d{3}")
+"""1.234 is a thousand and more where all fractions of a column look like this one."""
+
+_SENTINELS = (-9, -99, -999, -9999)
+"""Numbers that stand for a missing value in columns without other negative ones."""
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 _LEAST_DIFFERENT = 20
 """The smallest number of values that can look like an identifier by all being different."""
@@ -87,8 +95,18 @@ class Table(Datasets):
         if not {"train", "test"} <= set(found) <= set(_PARTS):
             raise ValueError(
                 f"data.dataset: {csv_file!r} needs rows of train and of test, and no others than "
-                f"of unlabeled and validation; there are {shortened(', '.join(found))}"
+                f"of unlabeled and validation; there are {shortened(', '.join(found))} (without "
+                "split_column each fifth row of every class is a test row)"
             )
+        for row, label, part in zip(rows, labels, place, strict=True):
+            needs_label = part in ("test", "validation") and not label_columns and label < 0
+            needed = client_column if part in ("train", "unlabeled") else None
+            needed = label_column if needs_label else needed
+            if needs_label or (needed and not row[needed]):
+                raise ValueError(
+                    f"data.dataset: {csv_file!r}, row {row.number}: a row of {part} needs a value "
+                    f"of {needed}; complete or remove it"
+                )
         for name in of_labels:
             empty = [row for row in rows if row[name] in NO_LABEL and row[name]]
             if empty and (not label_columns or empty[0][name] in MISSING):
@@ -134,6 +152,7 @@ class _Column:
         self.cells = np.array([row[name] for row in rows], dtype=object)
         self.lines = [row.number for row in rows]
         self.missing = np.isin(self.cells, list(MISSING))
+        self.cells[self.missing] = ""
         self.numbers = np.array([_number(cell) for cell in self.cells])
         self.odd = np.flatnonzero(np.isnan(self.numbers) & ~self.missing).tolist()
         given = [kind for kind, names in asked.items() if name in (names or ())]
@@ -168,8 +187,28 @@ class _Column:
             )
         reading.warn(f"{text}; they count as missing")
 
+    def doubtful(self) -> str:
+        """What some numbers of a numeric column may mean, with the first such cell; or empty."""
+        known = self.numbers[~np.isnan(self.numbers)]
+        rest = known[~np.isin(known, _SENTINELS)]
+        if len(rest) < len(known) and len(set(rest)) > 1 and rest.min() >= 0:
+            rows, meaning = np.isin(self.numbers, _SENTINELS), "missing values? empty these cells"
+        else:
+            rows = np.array(["." in cell for cell in self.cells])
+            meaning = "thousands with a dot? remove the dots"
+            if rows.all() or not all(map(_THOUSANDS.fullmatch, self.cells[rows])):
+                return ""
+        if not rows.any():
+            return ""
+        first = rows.argmax()
+        return (
+            f"{rows.sum()} cells like {self.cells[first]!r} in row {self.lines[first]}: {meaning}"
+        )
+
     def looks_like_identifier(self) -> bool:
-        """Whether all numbers differ and are whole or in equal steps, or most words differ."""
+        """Whether numbers all differ and are whole or in equal steps, or never fall from row to
+        row; or most words differ.
+        """
         if (~self.missing).sum() < _LEAST_DIFFERENT:
             return False
         if self.kind == "categorical":
@@ -178,13 +217,15 @@ class _Column:
         numbers = self.numbers[~np.isnan(self.numbers)]
         steps = np.diff(numbers)
         regular = np.array_equal(numbers, numbers.round()) or np.allclose(steps, steps[0])
-        return bool(regular and len(set(numbers)) == len(numbers))
+        different = len(set(numbers))
+        ordered = different >= _LEAST_DIFFERENT and (steps >= 0).all()
+        return bool(ordered or (regular and different == len(numbers)))
 
 
 def _number(cell: str) -> float:
-    """The finite number of a cell, or NaN."""
+    """The number of a cell, or NaN if it has none that is finite in 32 bits."""
     try:
-        return float(cell) if math.isfinite(float(cell)) else math.nan
+        return float(cell) if abs(float(cell)) <= _LARGEST and "_" not in cell else math.nan
     except ValueError:
         return math.nan
 
@@ -219,13 +260,15 @@ def _report(columns: Sequence[_Column], strict: bool, reading: Reading) -> None:
         if kind not in described:
             described["left out"].append(f"{name!r} ({kind})")
             continue
-        if {"train", "test"} <= {part_of(value) for value in values} <= {*_PARTS, ""}:
+        if {"train", "test"} <= {part_of(value) for value in values}:
             raise ValueError(
                 f"data.dataset: the column {name} names parts of the data: give split_column: "
                 f"{name} or ignore: [{name}]"
             )
         if kind == "numeric":
             column.check_numbers(strict, reading)
+            if doubt := column.doubtful():
+                reading.warn(f"{name}: {doubt}")
         if column.looks_like_identifier():
             reading.warn(
                 f"{name}: {len(values)} different values in {len(column.cells)} rows, as of an "

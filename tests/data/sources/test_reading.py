@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from lightning_fedssl.callbacks import RoundProgress
 from lightning_fedssl.data import Datasets, FederatedDataModule, ImageFolder, ImageTable, SiteFolders, Table
@@ -58,6 +58,11 @@ READ: list[tuple[str, dict[str, Any], int, str]] = [
       for cell in ("?", "<5", "1,234", "12 mg", "inf")),
     (column("y", {row: str(3 * row) for row in ALL}), {}, 2, "! y: 60 different values in 60 rows"),
     (column("y", {row: str(row / 4) for row in ALL}), {}, 2, "! y: 60 different values in 60 rows"),
+    (column("y", {row: str(100 + row // 3) for row in ALL}), {}, 2, "! y: 21 different values in 60 rows"),
+    (column("y", {row: str(row % 5) for row in ALL} | {9: "-99"}), {}, 2, "! y: 1 cells like '-99' in row 9: missing"),
+    (column("y", dict.fromkeys(ALL, "950") | {9: "1.150"}), {}, 2, "! y: 1 cells like '1.150' in row 9: thousands"),
+    (column("y", {9: "1e300"}), {}, 2, "! y: 1 of 60 cells are no numbers: '1e300' in row 9"),
+    (column("y", {row: ("k", "NA", "")[row % 3] for row in ALL}), {}, 3, "categorical y (2 values)"),
     (column("y", {row: f"P{row}" for row in ALL}), {}, 1 + 48, "! y: 60 different values in 60 rows"),
     (column("y", {}) + ",,,\n" * 20, {}, 2, "! t.csv: 20 rows without any value are left out (the first is row 62)"),
     *((column("y", {}, {3: word, 5: word}), {}, 2, f"! label: 2 of 60 rows have no label: '{word}' in row 3")
@@ -86,7 +91,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (column("x", {}), {}, "has several columns 'x'"),
     (column("y", {}), {"ignore": ["x", "y"]}, "no column of features"),
     (column("split", {row: ("train", "test")[row % 2] for row in ALL}), {}, "give split_column: split"),
-    (column("y", {row: ("train", "test")[row % 2] for row in ALL}, {3: "NA"}), {"split_column": "y"}, "-1 is no label"),
+    (column("y", {row: ("train", "test")[row % 2] for row in ALL}, {3: "NA"}), {"split_column": "y"},
+     "row 3: a row of test needs a value of label"),
+    (column("y", {3: ""}), {"client_column": "y"}, "row 3: a row of train needs a value of y"),
+    (column("y", {row: ("train", "test", "valid")[row % 3] for row in ALL}), {}, "give split_column: y"),
+    (column("y", {}, {row: str(row) for row in ALL}), {}, "each fifth row of every class is a test row"),
 ]  # fmt: skip
 
 
@@ -116,6 +125,7 @@ SAID: list[tuple[dict[str, Any], str]] = [
     ({"test": np.random.default_rng(0).normal(size=(90, 5))[30:60]}, "! 30 of 30 test samples have the content"),
     ({"train_labels": np.where(LABELS == 2, np.nan, LABELS), "test_labels": LABELS[:30] % 2},
      "classes: 0 30/20, 1 30/10 (training/test); 30 training samples without a label"),
+    ({"train": np.eye(9)[[[0] * 9] * 90], "test": np.eye(9)[[[1] * 9] * 30]}, "! samples of shape (9, 9) have 9"),
     ({"unlabeled": np.zeros((3, 5)), "unlabeled_client_ids": ["n", "s", "s"]},
      "clients: 2: n 1/0, s 2/0 (samples/with a label)"),
 ]  # fmt: skip
@@ -182,8 +192,10 @@ def rarely_random(index: int) -> Any:
 BAD: list[tuple[Callable[[int], Any], str]] = [
     (lambda i: (Image.new("L", (8, 8)), i % 2), r"train\[0\] is Image, no tensor; .*pil_to_tensor"),
     (lambda i: (image(3, 8, 8), "nevus"), "has the label 'nevus'"),
-    (lambda i: (image(3, 8, 8), torch.eye(3)[i % 3]), r"for one-hot labels label.argmax\(\)"),
+    (lambda i: (torch.ones(5), torch.eye(3)[i % 3]), r"of one-hot labels labels.argmax\(1\)"),
     (lambda i: (image(3, 8, 8), 0, "path"), "got 3 values"),
+    (lambda i: (float(i), i % 2), "where a sample is one number"),
+    (lambda i: (torch.ones(5, dtype=torch.complex64), i % 2), "give real numbers"),
     (rarely_random, "train draws random numbers"),
     (lambda i: (torch.full((5,), np.random.default_rng().random()), i % 2), "differs between two readings"),
     (lambda i: (torch.tensor([1, np.nan if i == 7 else 1.0]), i % 2), r"train: 1 of 40 .*\(the first is sample 7\)"),
@@ -218,7 +230,7 @@ def test_a_data_set_that_seeds_its_draws_is_read() -> None:
 )
 def test_data_sets_must_number_the_same_classes(train: list[str], test: list[str] | None, fits: bool) -> None:
     first, second = Given(lambda i: (torch.zeros(5), i % 2), train), Given(lambda i: (torch.zeros(5), 0), test)
-    source = Datasets(Subset(first, range(40)), second)
+    source = Datasets(ConcatDataset([Subset(first, range(40))]), second)
     if fits:
         assert source.load().spec.class_names == tuple(train)
     else:
@@ -267,6 +279,11 @@ def test_what_a_phone_and_a_disk_add_is_left_out_with_a_word(
     assert (unlabeled(root), data.class_names) == (found, ("a", "b"))
     assert f"! photos; {line}" in data.reading.summary()
     assert [record.levelname for record in caplog.records if line in record.message] == ["WARNING"]
+
+
+def test_names_of_macos_are_those_of_others() -> None:
+    data = set_up(ImageFolder(photos("train/\u00e4/0.png", "test/a\u0308/1.png"), 8), validation=0)
+    assert data.class_names == ("a", "b", "\u00e4")
 
 
 def test_system_files_and_hidden_files_are_not_spoken_of() -> None:

@@ -83,7 +83,7 @@ def test_an_existing_csv_file_is_a_table(patients: Path) -> None:
         ("x,label\n1,a\n", {}, "needs rows of train and of test"),
         ("x,label,s\n1,a,train\n1,b,tset\n", {"split_column": "s"}, "there are train, tset"),
         ("x,label\n" + "high,a\n" * 9, {"numeric": ["x"]}, "x: 9 of 9 cells are no numbers: 'high' in row 2"),
-        ("x,label,c\n" + "1,a,k\n1,b,\n" * 9, {"client_column": "c"}, "identifiers of clients .* some are missing"),
+        ("x,label,c\n" + "1,a,k\n1,b,\n" * 9, {"client_column": "c"}, "row 3: a row of train needs a value of c"),
     ],
 )
 def test_what_cannot_be_used_is_named(tmp_path: Path, text: str, settings: dict[str, Any], message: str) -> None:
