@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-    "syntax nodes of package and callbacks": 196_700,
+    "syntax nodes of package and callbacks": 197_300,
     "syntax nodes of the core": 42_500,
     "comprehensions per 1,000 lines": 48,
     "tests": 20_500,
