@@ -65,7 +65,9 @@ class FederatedCheckpoint(FederatedCallback):
         self._saved_round = 0
         self._warned = False
 
-    def setup(self, trainer: Run, algorithm: FederatedAlgorithm, stage: str) -> None:  # type: ignore[override]
+    def setup(  # type: ignore[override]
+        self, trainer: Run, algorithm: FederatedAlgorithm, stage: str
+    ) -> None:
         """Take the task's own metric if none is given."""
         if self._of_task:
             task = trainer.datamodule.task

@@ -111,7 +111,7 @@ class SelfTraining(ServerPhases):
         return (batch["weight"] * loss).sum() / batch["weight"].sum()
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
-        """Send the predicted class shares in the place of those received."""
+        """Send the predicted class shares instead of those received."""
         weight, shares = update.payload["weight"], update.payload["predicted_shares"]
         buffers = {**update.buffers, "predicted_shares": shares}
         return replace(update, buffers=buffers, payload={"weight": weight})

@@ -17,7 +17,10 @@ from lightning.pytorch.cli import (
 )
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.cli import commands, public  # noqa: F401  a name is found once its class is imported
+from lightning_fedssl.cli import (
+    commands,
+    public,  # noqa: F401  a name is found once its class is imported
+)
 from lightning_fedssl.cli.parser import ConfigFile, Parser
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.distributed.cpu_ranks import may_use_all_cores
