@@ -57,8 +57,10 @@ def load_weights(network: nn.Module, path: str | Path, left_out: Sequence[str] =
     found = read_weights(Path(path).expanduser())
     if isinstance(network, Network):
         found = {network.own_name(name): tensor for name, tensor in found.items()}
-    found = _with_prefix({first.get(name, name): t for name, t in found.items()}, own)
-    own, found = _without_adapters(own, found)
+    own, found = _without_adapters(
+        own, {first.get(name, name): tensor for name, tensor in found.items()}
+    )
+    found = _with_prefix(found, own)
     excluded = select_names({name: name for name in found} | first, left_out, "model.init_except")
     own, found = (
         {n: t for n, t in s.items() if n not in excluded and not n.endswith(_COUNTER)}
@@ -150,8 +152,8 @@ def _without_prefixes(state: State) -> State:
 def _with_prefix(found: State, own: State) -> State:
     """A file's tensors under the prefix of a network that stands in an attribute (``net.``)."""
     prefix = next(iter(own), "").partition(".")[0] + "."
-    nested = all(name.startswith(prefix) for name in own) and not found.keys() & own.keys()
-    return {prefix + name: tensor for name, tensor in found.items()} if nested else found
+    prefixed = {prefix + name: tensor for name, tensor in found.items()}
+    return prefixed if prefixed.keys() & own.keys() and not found.keys() & own.keys() else found
 
 
 def _without_adapters(own: State, found: State) -> tuple[State, State]:
