@@ -255,6 +255,8 @@ def test_prepare_data_downloads_only_when_configured(monkeypatch: pytest.MonkeyP
         ({"strong": "much"}, r"data\.strong must be one of auto, fixmatch, semifl"),
         ({"resize": 0}, r"data\.resize must be a whole number from 1"),
         ({"resize": 32, "dataset": BreastCancer()}, r"data\.resize is for 8-bit images"),
+        ({"normalize": {"mean": [0.5]}}, r"data\.normalize must be true, false, or \{mean"),
+        ({"normalize": {"mean": [0.5] * 3, "std": [1.0] * 3}}, r"a mean and a std for each of 1 channels"),
         ({"max_test_images": 0}, r"data\.max_test_images must be"),
         ({"partition": "Iid"}, r"data\.partition is 'Iid'; in Python give an object"),
     ],

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithms import FixMatch
+from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.export import export, load_network, network_of
 from lightning_fedssl.models import MLP, Backbone, RandomKernels, TimmBackbone
 from lightning_fedssl.models.pretrained import read_weights
@@ -81,6 +82,18 @@ def test_features_are_read_from_the_cache_unless_something_changed(tmp_path: Pat
 def test_a_number_of_samples_that_the_backbone_changes_is_refused() -> None:
     with pytest.raises(ValueError, match=r"data\.backbone: function must return a tensor"):
         ToyData(backbone=lambda x: x).setup()
+
+
+def test_own_images_take_mean_deviation_and_size_of_a_pretrained_network() -> None:
+    images = torch.randint(256, (30, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    part = (images, torch.arange(30) % 3)
+    data = FederatedDataModule.from_datasets(
+        part, part, weak="none", strong="none", num_clients=2, num_labels=6,
+        normalize={"mean": [0.2] * 3, "std": [0.1] * 3}, resize=16,
+    )  # fmt: skip
+    data.setup()
+    expected = F.interpolate((images / 255 - 0.2) / 0.1, (16, 16), mode="bilinear")
+    assert torch.allclose(next(data.evaluation_batches("test"))[0], expected, atol=1e-4)
 
 
 def test_the_exported_network_takes_pixels(tmp_path: Path) -> None:

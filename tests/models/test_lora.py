@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from lightning_fedssl.algorithms import FixMatch
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.models import TimmLoRA
+from lightning_fedssl.models.head import start_head
 from lightning_fedssl.models.pretrained import load_weights
 from tests.models.helpers import tensors
 from tests.toy import Transfers, toy_trainer
@@ -74,3 +75,10 @@ def test_weights_with_adapters_are_taken_as_they_are(tmp_path: Path) -> None:
     save_file(tensors(trained), tmp_path / "trained.safetensors")
     load_weights(other, tmp_path / "trained.safetensors")
     assert all(torch.equal(t, other.state_dict()[name]) for name, t in trained.state_dict().items())
+
+
+def test_logits_are_calm_at_the_start_and_the_classifier_can_start_from_labels() -> None:
+    adapted, x, labels = network(3), torch.randn(12, 1, 8, 8), torch.arange(12) % 3
+    assert not adapted(x).any()
+    start_head(adapted, 3, [x], labels)
+    assert (adapted.eval()(x).argmax(1) == labels).float().mean() > 0.6
