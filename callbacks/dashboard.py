@@ -47,7 +47,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
             ["^client/(selected|trained|finished|dropped|refused)$"],
         ],
         "accuracy over the clients": ["Multiline", [r"^client_(val|test|accuracy).*"]],
-        "local steps": ["Multiline", [r"^client/steps.*"]],
+        "local steps": ["Multiline", [r"^client/steps_.*"]],
     },
 }
 """The charts of the tab *Custom scalars*, with regular expressions for their scalars.

@@ -151,7 +151,7 @@ def test_config_runs_one_round(
     if values.get("data.dataset", "digits") != "digits":
         monkeypatch.setattr(datasets, "load", load_stand_in)
     options = [*BRIEF, *small_options(values)]
-    if values["model.class_path"] == "SemiFL":
+    if values["model.class_path"] in ("SemiFL", "FL2"):
         options.append("--model.threshold=0")
     if values.get("model.server_only_rounds"):
         options.append("--model.server_only_rounds=0")
