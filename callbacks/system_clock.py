@@ -100,7 +100,6 @@ class SystemClock(FederatedCallback):
             usages,
             self._server_steps,
             server_in_parallel=getattr(algorithm, "server_phase", "") == "parallel",
-            batch_size=trainer.datamodule.client_batch_size,
             left_out=[k for k, outcome in trainer.participation.items() if outcome == "dropped"],
         )
         self._usages, self._server_steps = defaultdict(Usage), 0

@@ -77,7 +77,7 @@ _MODULES = {
     "run": "Run",
     "trainer": "FederatedTrainer",
     "updates": """
-        ALIE Aggregator Arrival Attack CentralDP GeometricMedian Krum LabelFlip Median MultiKrum
+        ALIE Aggregator Arrival Attack CentralDP Krum LabelFlip Median
         PseudoLabelPoison Quarantine SignFlip TrimmedMean UpdateRule
     """,
 }

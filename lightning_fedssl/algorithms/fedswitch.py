@@ -66,8 +66,6 @@ class FedSwitch(FixMatch):
         beta: The largest divergence, in nats, for which the student labels a client's images. A
             uniform distribution over nine of ten classes has 0.105, over five 0.693. The default is
             arbitrary: tune it.
-        source: Decide by the rule (``auto``), or use the ``teacher`` or the ``student`` at every
-            client.
         teacher_decay: gamma, the largest decay of the global teacher.
         client_teacher_decay: gamma_c, the decay of the local teachers; null: they do not change.
         label_mode: As for FixMatch, if the student labels.
@@ -84,7 +82,6 @@ class FedSwitch(FixMatch):
     def __init__(
         self,
         beta: float = 0.1,
-        source: Literal["auto", "teacher", "student"] = "auto",
         teacher_decay: float = 0.99,
         client_teacher_decay: float | None = 0.99,
         label_mode: Literal["train", "eval"] = "eval",
@@ -116,7 +113,6 @@ class FedSwitch(FixMatch):
         )
         checks.decays(teacher_decay=teacher_decay, client_teacher_decay=client_teacher_decay)
         self.beta = beta
-        self.source = source
         self.teacher_decay = teacher_decay
         self.client_teacher_decay = client_teacher_decay
 
@@ -179,8 +175,6 @@ class FedSwitch(FixMatch):
         """Whether the teacher labels the client's images: the divergence of the received student is
         above beta.
         """
-        if self.source != "auto":
-            return self.source == "teacher"
         with evaluating(self):
             logits = torch.cat([self(data.plain(part)) for part in data.unlabeled.split(_PASS)])
         value = float(skew_of(logits))

@@ -103,8 +103,8 @@ class FederatedDataModule(LightningDataModule):
             source, if it has some.
         eval_batch_size: Images per batch in evaluation.
         weak: Weak augmentation: auto (the data set's usual one), flip_crop, crop,
-            random_resized_crop, none, or a function of a batch and keys (docs/data.md). Data of
-            your own have no usual one.
+            none, or a function of a batch and keys (docs/data.md). Data of your own have no usual
+            one.
         strong: Strong augmentation: auto, fixmatch, semifl, fedmatch, digits, none (the weak one),
             or a function.
         backbone: A frozen network whose features take the place of the samples, computed once for

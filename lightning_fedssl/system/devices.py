@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from lightning_fedssl import sampling
 
@@ -37,7 +36,7 @@ class Device:
 
     Args:
         name: Its name.
-        seconds: Mean seconds of a plain step, or of one image of it.
+        seconds: Mean seconds of a plain step.
         std: Standard deviation of these seconds; steps are independent.
         share: Its relative frequency among the clients.
     """
@@ -98,7 +97,6 @@ class SystemModel:
 
     Args:
         devices: The kinds of devices; each client's device is drawn at random by the seed.
-        per: Whether a device's seconds are those of a plain ``step``, or of an ``image`` of it.
         download_mbit_s: Smallest and largest download rate of a client, in megabits per second;
             drawn for every client and round.
         upload_mbit_s: Smallest and largest upload rate of a client, in megabits per second.
@@ -108,7 +106,6 @@ class SystemModel:
     def __init__(
         self,
         devices: list[Device],
-        per: Literal["step", "image"] = "step",
         download_mbit_s: tuple[float, float] = (10.0, 20.0),
         upload_mbit_s: tuple[float, float] = (2.0, 8.0),
         server_step_s: float = 0.0,
@@ -138,7 +135,6 @@ class SystemModel:
                 f"trainer.system.server_step_s is {server_step_s}: give 0 (not counted) or more"
             )
         self.devices = devices
-        self.per = per
         self.download_mbit_s = download_mbit_s
         self.upload_mbit_s = upload_mbit_s
         self.server_step_s = server_step_s
@@ -158,17 +154,13 @@ class SystemModel:
         )
         return down, up
 
-    def compute_seconds(self, seed: int, round_index: int, client: int, units: float) -> float:
-        """Seconds for a number of plain steps, or of their images: a sum of independent normal
-        draws, at least 0.
-        """
+    def compute_seconds(self, seed: int, round_index: int, client: int, steps: float) -> float:
+        """Seconds for a number of plain steps: a sum of independent normal draws, at least 0."""
         device = self.device_of(seed, client)
         normal = sampling.rng(seed, "compute", round_index, client).standard_normal()
-        return max(0.0, units * device.seconds + math.sqrt(units) * device.std * float(normal))
+        return max(0.0, steps * device.seconds + math.sqrt(steps) * device.std * float(normal))
 
-    def client_duration(
-        self, seed: int, round_index: int, client: int, usage: Usage, batch_size: int = 1
-    ) -> Duration:
+    def client_duration(self, seed: int, round_index: int, client: int, usage: Usage) -> Duration:
         """The time of one client in a round.
 
         Args:
@@ -176,12 +168,10 @@ class SystemModel:
             round_index: The round.
             client: The client.
             usage: What it does.
-            batch_size: Images of a step.
         """
         down, up = self.rates(seed, round_index, client)
         transfer = usage.down / (down * MEGABIT) + usage.up / (up * MEGABIT)
-        units = usage.work * (batch_size if self.per == "image" else 1)
-        return Duration(self.compute_seconds(seed, round_index, client, units), transfer)
+        return Duration(self.compute_seconds(seed, round_index, client, usage.work), transfer)
 
     def round_duration(
         self,
@@ -191,7 +181,6 @@ class SystemModel:
         server_steps: int = 0,
         *,
         server_in_parallel: bool = False,
-        batch_size: int = 1,
         left_out: Collection[int] = (),
     ) -> Duration:
         """The time of a round: that of its slowest client and of the server.
@@ -202,11 +191,10 @@ class SystemModel:
             usages: What each client does; also those that only received something.
             server_steps: Training steps of the server.
             server_in_parallel: The server trains while the clients do; else they wait for it.
-            batch_size: Images of a client's step.
             left_out: Clients that the server does not wait for: they dropped out.
         """
         durations = [
-            self.client_duration(seed, round_index, k, usage, batch_size)
+            self.client_duration(seed, round_index, k, usage)
             for k, usage in sorted(usages.items())
             if k not in left_out
         ]

@@ -117,9 +117,8 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
             (:class:`~lightning_fedssl.updates.UpdateRule`): attacks (``SignFlip``, ``ALIE``,
             ``LabelFlip``, ``PseudoLabelPoison``), ``Quarantine``, which rejects updates that have
             exploded, rules of your own, and last at most one that combines them in place of the
-            mean: ``Median``, ``TrimmedMean``, ``Krum``, ``MultiKrum``, ``GeometricMedian``, or
-            ``CentralDP``, differential privacy for clients. Left out: ``Quarantine``; an empty list
-            accepts every valid update.
+            mean: ``Median``, ``TrimmedMean``, ``Krum``, or ``CentralDP``, differential privacy for
+            clients. Left out: ``Quarantine``; an empty list accepts every valid update.
         logger: ``null`` or ``true``: TensorBoard and CSV below ``default_root_dir``, in a new
             folder for every ``fit``; ``false``: none; or loggers of your own, which keep their
             folder. Without a logger the checkpoints are in ``checkpoints`` below

@@ -3,10 +3,8 @@
 from lightning_fedssl.updates.acceptance import Quarantine
 from lightning_fedssl.updates.aggregators import (
     Aggregator,
-    GeometricMedian,
     Krum,
     Median,
-    MultiKrum,
     TrimmedMean,
 )
 from lightning_fedssl.updates.attacks import ALIE, Attack, LabelFlip, PseudoLabelPoison, SignFlip
@@ -19,11 +17,9 @@ __all__ = [
     "Arrival",
     "Attack",
     "CentralDP",
-    "GeometricMedian",
     "Krum",
     "LabelFlip",
     "Median",
-    "MultiKrum",
     "PseudoLabelPoison",
     "Quarantine",
     "SignFlip",

@@ -76,7 +76,7 @@ class Aggregator(UpdateRule, ABC):
             raise ValueError(
                 f"trainer.updates: {type(self).__name__} leaves out no liar of so few clients: set "
                 f"trainer.clients_per_round to {self.fewest()} or more, or take Median (3 or "
-                "more), a larger share or a smaller selected"
+                "more) or a larger share"
             )
 
     @abstractmethod
@@ -152,89 +152,33 @@ class Median(Aggregator):
         return _middle(updates, (len(updates) - 1) // 2)
 
 
-class MultiKrum(Aggregator):
-    """The mean of the updates that lie closest to their neighbours (Blanchard et al., NeurIPS 2017,
-    arXiv 1703.02757).
+class Krum(Aggregator):
+    """The one update that lies closest to its neighbours (Blanchard et al., NeurIPS 2017, arXiv
+    1703.02757).
 
     The score of an update is the sum of its squared distances to the ``n - f - 2`` nearest others,
     at least one. The proof needs ``2 f + 3`` updates.
 
     Args:
         attackers: f, the largest number of attackers in a round.
-        selected: m, the number of updates with the lowest scores that are averaged.
-    """
-
-    def __init__(self, attackers: int = 2, selected: int = 5) -> None:
-        if attackers < 1 or selected < 1:
-            raise ValueError(
-                f"{type(self).__name__}: attackers is {attackers} and selected {selected}: give 1 "
-                "or more of both"
-            )
-        self.attackers = attackers
-        self.selected = selected
-
-    def fewest(self) -> int:
-        """See :meth:`Aggregator.fewest`; as many as there are attackers are left out."""
-        return max(3, self.selected + self.attackers)
-
-    def aggregate(self, updates: Tensor) -> Tensor:
-        """The mean of the selected updates."""
-        wide = _wide(updates)
-        squared = torch.cdist(wide, wide, compute_mode="donot_use_mm_for_euclid_dist").square()
-        nearest = max(1, len(updates) - self.attackers - 2)
-        scores = (
-            squared.sort(dim=1).values[:, 1 : 1 + nearest].sum(dim=1)
-        )  # the first is the distance to itself
-        return updates[scores.argsort(stable=True)[: self.selected]].mean(dim=0)
-
-
-class Krum(MultiKrum):
-    """The one update that lies closest to its neighbours (Blanchard et al., 2017).
-
-    Args:
-        attackers: f, the largest number of attackers in a round.
     """
 
     def __init__(self, attackers: int = 2) -> None:
-        super().__init__(attackers, selected=1)
+        if attackers < 1:
+            raise ValueError(f"Krum.attackers is {attackers}: give 1 or more")
+        self.attackers = attackers
 
-
-class GeometricMedian(Aggregator):
-    """The point with the smallest sum of distances to the updates, by Weiszfeld's iteration
-    (Pillutla et al., RFA).
-
-    K. Pillutla, S. Kakade, Z. Harchaoui, "Robust Aggregation for Federated Learning", IEEE TSP
-    2022, arXiv 1912.13445, Algorithm 2 with equal weights, from the median of each number: from
-    the mean, one absurd update would take most of the steps, or all.
-
-    Args:
-        iterations: Steps of the iteration.
-        smoothing: nu, the smallest distance by which a step divides.
-    """
-
-    def __init__(self, iterations: int = 32, smoothing: float = 1e-6) -> None:
-        if iterations < 1 or not smoothing > 0:
-            raise ValueError(
-                f"GeometricMedian: iterations is {iterations} and smoothing {smoothing}: give 1 "
-                "or more iterations and "
-                "a smoothing above 0"
-            )
-        self.iterations = iterations
-        self.smoothing = smoothing
+    def fewest(self) -> int:
+        """See :meth:`Aggregator.fewest`; as many as there are attackers are left out."""
+        return max(3, 1 + self.attackers)
 
     def aggregate(self, updates: Tensor) -> Tensor:
-        """The point after the last step."""
-        wide = _wide(updates)
-        point = Median().aggregate(wide)
-        for _ in range(self.iterations):
-            weights = 1 / (wide - point).norm(dim=1).clamp(min=self.smoothing)
-            point = (weights / weights.sum()) @ wide
-        return point
-
-
-def _wide(updates: Tensor) -> Tensor:
-    """The updates in 32 bits or more: no distance has 16 bits."""
-    return updates.to(torch.promote_types(updates.dtype, torch.float32))
+        """The update with the lowest score."""
+        wide = updates.to(torch.promote_types(updates.dtype, torch.float32))  # 16 bits: no distance
+        squared = torch.cdist(wide, wide, compute_mode="donot_use_mm_for_euclid_dist").square()
+        nearest = max(1, len(updates) - self.attackers - 2)
+        others = squared.sort(dim=1).values[:, 1:]  # the first is the distance to itself
+        return updates[others[:, :nearest].sum(dim=1).argsort(stable=True)[0]]
 
 
 def _middle(updates: Tensor, left_out: int) -> Tensor:

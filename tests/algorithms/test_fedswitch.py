@@ -89,7 +89,7 @@ def test_local_teacher_by_hand() -> None:
 @pytest.mark.parametrize("decay", [0.9, None])
 def test_local_teacher_follows_after_each_step_or_stays(decay: float | None) -> None:
     data = ToyData()
-    algorithm = ready(toy_fedswitch(source="teacher", client_teacher_decay=decay), data)
+    algorithm = ready(toy_fedswitch(beta=0, client_teacher_decay=decay), data)
     batch = algorithm.on_client_start(data.local_data(0, 1)).batch(0)
     name = "classifier.weight"
     student, teacher = algorithm.get_parameter(f"network.{name}"), algorithm.get_parameter(f"teacher.network.{name}")
@@ -122,7 +122,7 @@ class Watch(FederatedCallback):
 
 
 def test_global_teacher_is_the_average_of_the_server_s_steps_and_clients_leave_it(tmp_path: Path) -> None:
-    watch, algorithm = Watch(), toy_fedswitch(source="teacher")
+    watch, algorithm = Watch(), toy_fedswitch(beta=0)
     initial = toy_fedswitch()
     initial.configure_model()
     toy_trainer(tmp_path, callbacks=watch, max_rounds=1).fit(algorithm, ToyData())
@@ -199,8 +199,8 @@ def test_without_steps_of_clients_it_is_the_server_alone(tmp_path: Path) -> None
 
 def test_sources_lead_to_different_models(tmp_path: Path) -> None:
     options: list[dict[str, Any]] = [
-        {"source": "teacher", "client_teacher_decay": 0.5}, {"source": "student"},
-        {"source": "teacher", "client_teacher_decay": None},
+        {"beta": 0, "client_teacher_decay": 0.5}, {"beta": math.inf},
+        {"beta": 0, "client_teacher_decay": None},
     ]  # fmt: skip
     biases = [
         fitted(tmp_path, toy_fedswitch(threshold=0.0, client_steps=15, server_steps=25, **o), ToyData(), max_rounds=2)[

@@ -251,7 +251,7 @@ def test_prepare_data_downloads_only_when_configured(monkeypatch: pytest.MonkeyP
         ({"validation": 1.0}, r"data\.validation must be a fraction from 0 to below 1, or \"test\"; got 1\.0"),
         ({"validation": float("nan")}, r"data\.validation must be"),
         ({"validation": "train"}, r"data\.validation must be"),
-        ({"weak": "much"}, r"data\.weak must be one of auto, flip_crop, crop, random_resized_crop, none; got much"),
+        ({"weak": "much"}, r"data\.weak must be one of auto, flip_crop, crop, none; got much"),
         ({"strong": "much"}, r"data\.strong must be one of auto, fixmatch, semifl"),
         ({"resize": 0}, r"data\.resize must be a whole number from 1"),
         ({"resize": 32, "dataset": BreastCancer()}, r"data\.resize is for 8-bit images"),

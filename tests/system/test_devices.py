@@ -38,12 +38,6 @@ def test_time_of_a_client_by_hand() -> None:
     assert duration.total == 8.5
 
 
-def test_time_per_image_counts_the_images_of_a_batch() -> None:
-    """3 steps of 10 images of 0.25 s."""
-    model = even(per="image", devices=[Device("a", 0.25)])
-    assert model.client_duration(0, 1, 0, Usage(work=3), batch_size=10).compute == 7.5
-
-
 def test_a_round_waits_for_the_client_with_the_largest_sum() -> None:
     """Client 7 computes longest, client 3 sends longest; client 5 has most in all. The server comes on top."""
     usages = {7: Usage(work=4), 3: Usage(up=30 * MBIT), 5: Usage(up=14 * MBIT, work=3)}

@@ -248,7 +248,7 @@ def views_of(
             f"{spec.in_shape}; give none, a shipped view (GaussianNoise, Scaling, TimeMask, "
             "FeatureMask) or a function"
         )
-    moves = weak != "none" if not isinstance(strong, str) else weak == "random_resized_crop"
+    moves = not isinstance(strong, str) and weak != "none"
     if per_pixel and (moves or not isinstance(weak, str)):
         raise ValueError(
             "data.weak: with a target for every pixel give flip_crop, crop or none, which move "

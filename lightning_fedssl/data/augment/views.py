@@ -10,7 +10,6 @@ any batch, on any rank, on CPU and GPU.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
@@ -139,44 +138,6 @@ class FlipCrop:
         return self._places[side]
 
 
-class ResizedCrop:
-    """A random part of every image, enlarged to the whole by bilinear interpolation, and mirrored
-    with probability 1/2.
-
-    Args:
-        flip: Whether images may be mirrored.
-        least: Smallest area of the part; area and ratio of the sides (3/4 to 4/3) are drawn as in
-            torchvision.
-    """
-
-    draws = 5
-
-    def __init__(self, flip: bool, least: float = 0.2) -> None:
-        self.flip = flip
-        self.least = least
-
-    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Transform uint8 ``images`` with ``draws`` (flip,
-        row, column, area, ratio), ``(n, 5)``.
-        """
-        flip, row, column, area, ratio = draws.double().unbind(1)
-        area, ratio = (
-            self.least + (1 - self.least) * area,
-            ((2 * ratio - 1) * math.log(4 / 3)).exp(),
-        )
-        high, wide = (area / ratio).sqrt().clamp(max=1), (area * ratio).sqrt().clamp(max=1)
-        top, left = (1 - high) * row * images.shape[2], (1 - wide) * column * images.shape[3]
-        mirrored = (flip < 0.5) & self.flip
-        across, start = (
-            torch.where(mirrored, -wide, wide),
-            torch.where(mirrored, left + wide * images.shape[3], left),
-        )
-        none = torch.zeros_like(high)
-        return kernels.affine_bilinear(
-            images, torch.stack([across, none, start, none, high, top], dim=1)
-        )
-
-
 class Cutout:
     """Paint one square at a random position of every image.
 
@@ -255,7 +216,7 @@ _DIGIT_SETS = ("digits", "mnist", "emnist")
 _NO_FLIP = (*_DIGIT_SETS, "svhn")
 _PADDING = {"mnist": 2}
 
-WEAK = ("auto", "flip_crop", "crop", "random_resized_crop", "none")
+WEAK = ("auto", "flip_crop", "crop", "none")
 """What ``data.weak`` can be."""
 STRONG = ("auto", *POOLS, "none")
 """What ``data.strong`` can be."""
@@ -272,9 +233,9 @@ def make_views(
 
     Args:
         spec: The data set.
-        weak: ``flip_crop``, ``crop``, ``random_resized_crop`` (for photographs) or ``none``.
-            ``auto`` is ``crop`` where mirrored images have no meaning (digits, mnist, emnist, svhn)
-            and ``flip_crop`` elsewhere. The padding is an eighth of the side, on mnist 2 pixels.
+        weak: ``flip_crop``, ``crop`` or ``none``. ``auto`` is ``crop`` where mirrored images have
+            no meaning (digits, mnist, emnist, svhn) and ``flip_crop`` elsewhere. The padding is an
+            eighth of the side, on mnist 2 pixels.
         strong: ``fixmatch``, ``semifl``, ``fedmatch`` or ``digits``, each after a weak view of its
             own, or ``none``: the weak view. ``auto`` is ``digits`` on digits, mnist and emnist and
             ``fixmatch`` elsewhere.
@@ -296,8 +257,6 @@ def weak_stages(spec: DatasetSpec, weak: str = "auto") -> list[Stage]:
     """Stages of the weak view; see :func:`make_views`."""
     if weak == "none":
         return []
-    if weak == "random_resized_crop":
-        return [ResizedCrop(spec.name not in _NO_FLIP)]
     flip = spec.name not in _NO_FLIP if weak == "auto" else weak == "flip_crop"
     return [FlipCrop(flip, _PADDING.get(spec.name, min(spec.in_shape[1:]) // 8))]
 
