@@ -34,7 +34,6 @@ class ServerState:
     Attributes:
         parameters: The global weights by name.
         buffers: The global model's buffers by name (normalisation statistics and the like).
-        momentum: The server momentum buffer; empty before the first aggregation.
         version: Counts the changes of the model, so that values derived from it are computed once.
         extra: Further states that a method stores at the server, by name.
         last_broadcast_version: The version that all clients have downloaded already, to compute the
@@ -43,7 +42,6 @@ class ServerState:
 
     parameters: State
     buffers: State
-    momentum: State = field(default_factory=dict)
     version: int = 0
     extra: dict[str, State] = field(default_factory=dict)
     last_broadcast_version: int = -1
@@ -75,16 +73,16 @@ class ServerState:
 
     def forget(self) -> None:
         """Forget all but the global model, as before the first round of a run."""
-        self.momentum, self.extra = {}, {}
+        self.extra = {}
         self.last_broadcast_version = -1
 
     def to(self, device: torch.device) -> None:
         """Move all tensors to a device, except scalars of stored optimizer states: a step count may
         be on the CPU.
         """
-        self.parameters, self.buffers, self.momentum = (
+        self.parameters, self.buffers = (
             {name: t.to(device) for name, t in state.items()}
-            for state in (self.parameters, self.buffers, self.momentum)
+            for state in (self.parameters, self.buffers)
         )
         self.extra = {
             kind: {

@@ -216,8 +216,8 @@ def semifl(epochs: int, network: type[nn.Module] = CNN, **size: int) -> SemiFL:
     """This package's SemiFL with the same settings, and a network of this size."""
     return SemiFL(
         network=functools.partial(network, norm="static_batch", **size), optimizer=SGD, threshold=0.0,
-        client_epochs=epochs, server_epochs=epochs, server_momentum=SERVER_MOMENTUM, gradient_clip_norm=CLIP,
-        mixup_alpha=MIXUP_ALPHA,
+        client_epochs=epochs, server_epochs=epochs, gradient_clip_norm=CLIP, mixup_alpha=MIXUP_ALPHA,
+        aggregation_optimizer=functools.partial(torch.optim.SGD, lr=1, momentum=SERVER_MOMENTUM),
     )  # fmt: skip
 
 

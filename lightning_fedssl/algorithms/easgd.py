@@ -120,12 +120,12 @@ class OverlapSGD(EASGD):
         """v, the step of the anchor. Moving the weights towards the anchor scales the mean distance
         by 1 - a.
         """
-        old = self.server.momentum
+        old = self.server.extra.get("momentum", {})
         mean = {
             name: (1 - self._rate()) * d / distance.weight for name, d in distance.total.items()
         }
         step = {
             name: self.beta * old.get(name, torch.zeros_like(d)) + d for name, d in mean.items()
         }
-        self.server.momentum = step
+        self.server.extra["momentum"] = step
         return step

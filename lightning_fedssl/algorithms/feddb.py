@@ -36,6 +36,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -45,6 +46,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import WeightedSum
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
+from lightning_fedssl.functional.optimizers import half_momentum
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.state import Batch, ClientUpdate
@@ -61,7 +63,8 @@ class FedDB(ServerPhases):
         debias_labels: Divide a prediction by p_s (DPL of the paper).
         debias_weights: Choose the aggregation weights by p_s (DMA of the paper).
         client_epochs: E, steps of a client in a round, each on all of its images.
-        server_momentum: Momentum of the server's step in the direction of the mean update.
+        aggregation_optimizer: The optimizer of the server's step in the direction of the mean
+            update.
         gradient_clip_norm: Largest gradient norm of a step.
         client_weighting: Without ``debias_weights``, a client's weight in the mean.
         keep_client_optimizer: A client's momentum persists until its next participation.
@@ -79,7 +82,7 @@ class FedDB(ServerPhases):
         debias_labels: bool = True,
         debias_weights: bool = True,
         client_epochs: float = 5,
-        server_momentum: float = 0.5,
+        aggregation_optimizer: OptimizerCallable | None = half_momentum,
         gradient_clip_norm: float | None = 1.0,
         client_weighting: Literal["samples", "uniform"] = "uniform",
         keep_client_optimizer: bool = True,
@@ -87,7 +90,7 @@ class FedDB(ServerPhases):
     ) -> None:
         super().__init__(
             client_epochs=client_epochs,
-            server_momentum=server_momentum,
+            aggregation_optimizer=aggregation_optimizer,
             gradient_clip_norm=gradient_clip_norm,
             keep_client_optimizer=keep_client_optimizer,
             client_weighting=client_weighting,

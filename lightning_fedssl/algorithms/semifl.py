@@ -30,6 +30,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from lightning_fedssl.algorithms.common import checks
@@ -37,6 +38,7 @@ from lightning_fedssl.algorithms.common.server_phases import ServerPhases
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
+from lightning_fedssl.functional.optimizers import half_momentum
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_work import LocalWork, epochs_of
 from lightning_fedssl.state import Batch, ClientUpdate
@@ -54,8 +56,8 @@ class GlobalLabels(ServerPhases):
 
     Args:
         threshold: tau, the confidence from which a pseudo-label is used (inclusive).
-        server_momentum: beta_g, the momentum of the server's step in the direction of the mean
-            update; with 0 the server takes the plain mean.
+        aggregation_optimizer: The optimizer of the server's step in the direction of the mean
+            update: SGD with learning rate 1 and momentum beta_g = 0.5; null takes the plain mean.
         client_epochs: E, local epochs of a client in a round.
         server_epochs: E, epochs of the server's fine-tuning in a round.
         gradient_clip_norm: Largest gradient norm of a step.
@@ -74,7 +76,7 @@ class GlobalLabels(ServerPhases):
     def __init__(
         self,
         threshold: float = 0.95,
-        server_momentum: float = 0.5,
+        aggregation_optimizer: OptimizerCallable | None = half_momentum,
         client_epochs: float = 5,
         server_epochs: float = 5,
         gradient_clip_norm: float | None = 1.0,
@@ -84,7 +86,7 @@ class GlobalLabels(ServerPhases):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            server_momentum=server_momentum,
+            aggregation_optimizer=aggregation_optimizer,
             client_epochs=client_epochs,
             server_epochs=server_epochs,
             gradient_clip_norm=gradient_clip_norm,

@@ -31,6 +31,7 @@ from lightning_fedssl.deployment.messages import (
 from lightning_fedssl.deployment.obstacles import refuse_undeployable
 from lightning_fedssl.distributed import launch
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.metrics import MetricCollector
@@ -153,9 +154,7 @@ class Node:
             algorithm.init_from = None  # all weights come from the server; frozen ones are not sent
         setup.prepare_model(trainer, algorithm, datamodule)
         weights = [p for p in algorithm.parameters() if p.requires_grad]
-        self.optimizer = setup.build_optimizer(
-            algorithm.optimizer_factory, weights, "model.optimizer"
-        )
+        self.optimizer = build_optimizer(algorithm.optimizer_factory, weights, "model.optimizer")
 
     def answer(self, kind: str, records: RecordDict) -> RecordDict:
         """The answer to a message of the server.

@@ -1,4 +1,4 @@
-"""Weighted averages of model states by running sums, and the server's momentum."""
+"""Weighted averages of model states by running sums."""
 
 from __future__ import annotations
 
@@ -49,35 +49,6 @@ class WeightedSum:
         return dict(
             zip(self.total, torch._foreach_div(list(self.total.values()), self.weight), strict=True)
         )
-
-
-def momentum_step(
-    server: State, mean: State, buffer: State, momentum: float
-) -> tuple[State, State]:
-    """One server step along the pseudo-gradient ``server - mean`` (FedAvgM; SemiFL Table 4,
-    beta_g).
-
-    ``buffer <- momentum * buffer + (server - mean)``, ``server <- server - buffer``; an empty
-    buffer starts as the pseudo-gradient. Momentum 0 is exactly the mean.
-
-    Args:
-        server: The weights that were sent to the clients.
-        mean: The weighted mean of the clients' weights after training.
-        buffer: The momentum buffer, empty before the first step.
-        momentum: beta_g.
-
-    Returns:
-        The new weights and the new buffer.
-    """
-    if momentum == 0:
-        return mean, buffer
-    old = [server[name] for name in mean]
-    step = torch._foreach_sub(old, list(mean.values()))
-    if buffer:
-        step = torch._foreach_add(step, [buffer[name] for name in mean], alpha=momentum)
-    return dict(zip(mean, torch._foreach_sub(old, step), strict=True)), dict(
-        zip(mean, step, strict=True)
-    )
 
 
 def is_finite(tensors: Iterable[Tensor]) -> bool:

@@ -1,4 +1,5 @@
-"""Default optimizers, and a check for methods whose equations hold for plain SGD alone.
+"""Default optimizers, how one is built, and a check for methods whose equations hold for plain SGD
+alone.
 
 The defaults are functions and not lambdas: of a lambda jsonargparse may keep the arguments where a
 configuration names SGD with other arguments, or take the default of the base class instead, and it
@@ -8,7 +9,9 @@ the source of a default's module several times for each configuration that it re
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+import math
+from collections.abc import Iterable, Sequence
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -36,6 +39,55 @@ def nesterov_sgd(parameters: Iterable[Tensor]) -> Optimizer:
     decay 5e-4.
     """
     return torch.optim.SGD(parameters, lr=0.02, momentum=0.9, nesterov=True, weight_decay=5e-4)
+
+
+def half_momentum(parameters: Iterable[Tensor]) -> Optimizer:
+    """The default optimizer of SemiFL's aggregation: SGD with learning rate 1 and momentum 0.5."""
+    return torch.optim.SGD(parameters, lr=1.0, momentum=0.5)
+
+
+def build_optimizer(factory: OptimizerCallable, weights: Sequence[Tensor], key: str) -> Optimizer:
+    """The optimizer of clients or server, with its fused kernel where the user chose no
+    implementation.
+
+    Args:
+        factory: From the configuration.
+        weights: What it trains.
+        key: Its key, for messages: ``model.optimizer``.
+
+    Raises:
+        ValueError: If its settings are wrong, or it cannot make a step from one dense gradient.
+    """
+    try:
+        optimizer = factory(weights)
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ValueError(
+            f"{key}: {reason}; change {key}.init_args, or choose another optimizer"
+        ) from error
+    for name, value in optimizer.defaults.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{key}.init_args.{name} is {value}: give a finite number")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if isinstance(optimizer, torch.optim.SparseAdam) or (
+        closure and closure.default is inspect.Parameter.empty
+    ):
+        raise ValueError(
+            f"{key} is {type(optimizer).__name__}, which needs sparse gradients or computes the "
+            "loss several times in "
+            "a step; choose one that makes a step from one gradient, such as SGD or Adam"
+        )
+    for group in optimizer.param_groups:
+        # Not with dampening: the first step is none from a momentum of 0, and fused SGD needs all
+        # momenta or none.
+        chosen = (
+            group.get("foreach") is not None
+            or group.get("differentiable")
+            or group.get("dampening")
+        )
+        if group.get("fused", False) is None and not chosen:
+            group["fused"] = True
+    return optimizer
 
 
 def require_plain_sgd(

@@ -50,7 +50,6 @@ _LAYOUT: dict[Any, Any] = {
     "federation": {
         "parameters": _TENSORS,
         "buffers": _TENSORS,
-        "momentum": _TENSORS,
         "extra": {str: _TENSORS},
         "server_optimizer": _TENSORS,
         "clients": {int: _TENSORS},

@@ -178,7 +178,6 @@ def take(trainer: Run, weights_only: bool = False) -> checkpoint_file.Checkpoint
         "federation": {
             "parameters": dict(server.parameters),
             "buffers": dict(server.buffers),
-            "momentum": dict(server.momentum),
             "version": int(server.version),
             "extra": {name: dict(state) for name, state in server.extra.items()},
             "server_optimizer": optimizer_state(trainer.server_optimizer),
@@ -359,11 +358,9 @@ def resume(trainer: Run, path: Path) -> int:
     check_same_samples(trainer, loaded, path, _OF_SAMPLES[2:])
     _warn_of_a_stretched_schedule(trainer, loaded)
     _read_states(trainer, loaded, path)
-    state, server = loaded["federation"], trainer.algorithm.server
+    state = loaded["federation"]
     if not trainer.allow_changed:
         _check_shapes(state, path)
-    server.momentum = dict(state["momentum"])
-    server.to(trainer.fabric.device)
     if state["server_optimizer"]:
         with _loading("server_optimizer", path):
             load_optimizer_state(trainer.server_optimizer, state["server_optimizer"])
@@ -441,7 +438,7 @@ def _check_shapes(state: checkpoint_file.Checkpoint, path: Path) -> None:
     """Refuse a stored tensor that has the name of a weight, and not its shape."""
     shapes = {name: t.shape for name, t in {**state["parameters"], **state["buffers"]}.items()}
     of_clients = {f"client {client}": tensors for client, tensors in state["clients"].items()}
-    stored = {"momentum": state["momentum"], **state["extra"], **of_clients}
+    stored = {**state["extra"], **of_clients}
     for place, tensors in stored.items():
         for name, t in tensors.items():
             weight = name.partition(".")[2] if place in of_clients else name

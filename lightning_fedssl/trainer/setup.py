@@ -4,7 +4,6 @@ round.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import platform
@@ -12,10 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.core.hooks import ModelHooks
-from torch import Tensor
-from torch.optim import Optimizer
 
 from lightning_fedssl import algorithms, sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -235,47 +231,3 @@ def choose_callbacks(
     if not trainer.fast_dev_run:
         defaults.append(FederatedCheckpoint())
     return callback_list.choose(given, needed, defaults)
-
-
-def build_optimizer(factory: OptimizerCallable, weights: Sequence[Tensor], key: str) -> Optimizer:
-    """The optimizer of clients or server, with its fused kernel where the user chose no
-    implementation.
-
-    Args:
-        factory: From the configuration.
-        weights: What it trains.
-        key: Its key, for messages: ``model.optimizer``.
-
-    Raises:
-        ValueError: If its settings are wrong, or it cannot make a step from one dense gradient.
-    """
-    try:
-        optimizer = factory(weights)
-    except Exception as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ValueError(
-            f"{key}: {reason}; change {key}.init_args, or choose another optimizer"
-        ) from error
-    for name, value in optimizer.defaults.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{key}.init_args.{name} is {value}: give a finite number")
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if isinstance(optimizer, torch.optim.SparseAdam) or (
-        closure and closure.default is inspect.Parameter.empty
-    ):
-        raise ValueError(
-            f"{key} is {type(optimizer).__name__}, which needs sparse gradients or computes the "
-            "loss several times in "
-            "a step; choose one that makes a step from one gradient, such as SGD or Adam"
-        )
-    for group in optimizer.param_groups:
-        # Not with dampening: the first step is none from a momentum of 0, and fused SGD needs all
-        # momenta or none.
-        chosen = (
-            group.get("foreach") is not None
-            or group.get("differentiable")
-            or group.get("dampening")
-        )
-        if group.get("fused", False) is None and not chosen:
-            group["fused"] = True
-    return optimizer

@@ -24,6 +24,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.distributed import launch
+from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.local_training import LocalTraining, stack_size
 from lightning_fedssl.metrics import Counter, MetricCollector
 from lightning_fedssl.round import Round
@@ -59,6 +60,8 @@ OTHER_NAMES = {
     "aggregator": "updates, a list of rules such as [Quarantine, Median]",
     "attack": "updates, a list of rules such as [SignFlip, Quarantine]",
     "privacy": "updates: [{class_path: CentralDP, init_args: {...}}]",
+    "server_momentum": "aggregation_optimizer: {class_path: torch.optim.SGD, init_args: {lr: 1, "
+    "momentum: 0.5}}, or null for 0",
     "max_epochs": "max_rounds, the number of rounds",
     "max_steps": "max_rounds, and the method's client_epochs or client_steps",
     "check_val_every_n_epoch": "check_val_every_n_rounds",
@@ -394,7 +397,7 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
             setup.start_run(model, datamodule, self.dtype)
         weights = [p for p in model.parameters() if p.requires_grad]
         self.client_optimizer, self.server_optimizer = (
-            setup.build_optimizer(factory, weights, key)
+            build_optimizer(factory, weights, key)
             for key, factory in {
                 "model.optimizer": model.optimizer_factory,
                 "model.server_optimizer": model.server_optimizer_factory,

@@ -41,6 +41,7 @@ from lightning_fedssl.callbacks import (
 from lightning_fedssl.data import ClassSkew, FullyLabeledClients, LabeledClasses, LocalData, Partition
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
+from lightning_fedssl.functional.optimizers import half_momentum
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import Network
 from lightning_fedssl.state import ClientUpdate
@@ -197,12 +198,22 @@ def toy_supervised() -> Supervised:
     return toy(Supervised)
 
 
+def momentum_of(algorithm: Any) -> dict[str, torch.Tensor]:
+    """The momentum of the aggregation's optimizer by the names of the weights; empty before its first step."""
+    state = algorithm.server.extra.get("optimizer.aggregation", {})
+    return dict(zip(algorithm.server.parameters, state.values(), strict=bool(state)))
+
+
+ADAM = {"optimizer": torch.optim.AdamW, "aggregation_optimizer": torch.optim.Adam, "keep_client_optimizer": True}
 METHODS: dict[str, Any] = {
     "semifl": (toy_semifl, ToyData),
     "fl2": (toy_fl2, ToyData),
     "semifl_paper": (lambda: toy_semifl(server_phase="before", soft_labels=True, keep_client_optimizer=False), ToyData),
-    "fedavg_momentum": (lambda: toy_fedavg(server_momentum=0.5, keep_client_optimizer=True), labeled_clients),
-    "fedavg_adam": (lambda: toy_fedavg(optimizer=torch.optim.AdamW, keep_client_optimizer=True), labeled_clients),
+    "fedavg_momentum": (
+        lambda: toy_fedavg(aggregation_optimizer=half_momentum, keep_client_optimizer=True),
+        labeled_clients,
+    ),
+    "fedavg_adam": (partial(toy_fedavg, **ADAM), labeled_clients),
     "supervised": (toy_supervised, ToyData),
     "fedrgd": (toy_rgd, ToyData),
     "fedrgd_at_clients": (lambda: toy_rgd(objective="self_training"), partial(labeled_clients, num_labels=30)),

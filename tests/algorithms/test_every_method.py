@@ -148,7 +148,8 @@ def test_clients_with_labelled_images_with_unlabelled_ones_and_with_none_are_tra
 @pytest.mark.parametrize(
     ("method", "wrong"),
     [
-        (FedAvg, {"prox_mu": -1}), (FedAvg, {"server_momentum": 1}), (FedAvg, {"server_weight": 2}),
+        (FedAvg, {"prox_mu": -1}), (FedAvg, {"server_weight": 2}),
+        (FedAvg, {"aggregation_optimizer": partial(torch.optim.SGD, lr=-1)}),
         (FedAvg, {"client_epochs": 0}), (FedAvg, {"server_epochs": -1}), (FedAvg, {"gradient_clip_norm": 0}),
         (SemiFL, {"threshold": 1.1}), (SemiFL, {"mixup_alpha": 0}), (SemiFL, {"mix_weight": -1}),
         (FL2, {"rho": -1}), (FL2, {"eta": 0}), (FL2, {"pretrain_epochs": -1}), (SAGE, {"half_gap": 0}),

@@ -53,7 +53,12 @@ def test_weights_lower_the_share_of_a_frequent_class() -> None:
 
 
 def test_without_debiasing_and_confident_images_it_is_federated_averaging(tmp_path: Path) -> None:
-    plain: dict[str, Any] = {"debias_labels": False, "debias_weights": False, "threshold": 1, "server_momentum": 0.0}
+    plain: dict[str, Any] = {
+        "debias_labels": False,
+        "debias_weights": False,
+        "threshold": 1,
+        "aggregation_optimizer": None,
+    }
     plain |= {"gradient_clip_norm": None, "keep_client_optimizer": False}
     own = fitted(tmp_path, toy_feddb(**plain), mixed_clients())
     fedavg = toy_fedavg(client_epochs=2, client_weighting="uniform")

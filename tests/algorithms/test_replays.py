@@ -24,11 +24,13 @@ from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.optimizers import half_momentum
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import CNN, MLP, ResNet9, WideResNet
 from lightning_fedssl.schedules import Cosine, FractionalCosine
 from lightning_fedssl.state import Batch, ClientUpdate, ServerState
+from tests.algorithms.helpers import momentum_of
 from tests.algorithms.replay import (
     CLOSE,
     ComparedRounds,
@@ -136,7 +138,7 @@ def test_semifl_is_the_authors_code_to_rounding(tmp_path: Path, monkeypatch: pyt
         client_epochs=settings["epochs"],
         server_epochs=settings["epochs"],
         gradient_clip_norm=1.0,
-        server_momentum=0.5,
+        aggregation_optimizer=half_momentum,
         client_weighting="uniform",
         keep_client_optimizer=True,
         keep_server_optimizer=True,
@@ -189,7 +191,7 @@ def test_semifl_server_in_parallel_is_the_authors_code() -> None:
         algorithm.server.update(moved(received, 0.3))
         algorithm.aggregate(sums)
         for ours, expected in (
-            (algorithm.server.parameters, theirs["weights"]), (algorithm.server.momentum, theirs["momentum"])
+            (algorithm.server.parameters, theirs["weights"]), (momentum_of(algorithm), theirs["momentum"])
         ):  # fmt: skip
             for name in shapes:
                 there = torch.tensor(expected[f"layer.{name}"], dtype=torch.float64)

@@ -18,7 +18,7 @@ from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.run import Run
 from lightning_fedssl.sampling import SERVER
 from lightning_fedssl.state import ServerState
-from tests.algorithms.helpers import HandData, hand_gradient
+from tests.algorithms.helpers import HandData, hand_gradient, momentum_of
 from tests.toy import Line, ToyData, assert_same, toy_semifl, toy_trainer, weights
 
 
@@ -54,7 +54,7 @@ def test_two_rounds_worked_out_by_hand(tmp_path: Path) -> None:
         w, b = w - lr * sum(g[0] for g in gradients) / 2, b - lr * sum(g[1] for g in gradients) / 2
     assert algorithm.server.parameters["network.w"].item() == pytest.approx(w, abs=1e-12)
     assert algorithm.server.parameters["network.b"].item() == pytest.approx(b, abs=1e-12)
-    assert algorithm.server.momentum["network.w"].item() == pytest.approx(buffer_w, abs=1e-12)
+    assert momentum_of(algorithm)["network.w"].item() == pytest.approx(buffer_w, abs=1e-12)
 
 
 @pytest.mark.parametrize("view", ["weak", "strong"])
@@ -79,7 +79,7 @@ def test_without_a_confident_image_a_round_is_fine_tuning_alone(view: Any, tmp_p
     )
     toy_trainer(tmp_path, max_rounds=2).fit(alone, ToyData())
     assert_same(weights(silent), weights(alone))
-    assert silent.server.momentum == {}
+    assert momentum_of(silent) == {}
 
 
 @pytest.mark.parametrize("method", [SemiFL, Supervised])
@@ -219,9 +219,7 @@ def test_local_labels_skip_a_batch_without_a_confident_image(tmp_path: Path) -> 
 
 def test_parallel_server_averages_half_and_half_then_steps_with_momentum() -> None:
     """W_s = 2, clients' mean 1: target 1.5, g = 0.5; the next g = 0.5 adds half of the buffer: 0.75."""
-    algorithm = SemiFL(
-        network=lambda: Line(2.0, 2.0), server_phase="parallel", server_momentum=0.5, num_classes=2, in_shape=(1, 4, 4)
-    )
+    algorithm = SemiFL(network=lambda: Line(2.0, 2.0), server_phase="parallel", num_classes=2, in_shape=(1, 4, 4))
     algorithm.configure_model()
     algorithm.server = ServerState.of(algorithm)
     for expected, mean in ((1.5, 1.0), (0.75, 0.5)):
@@ -236,9 +234,7 @@ def test_parallel_server_without_confident_images_ends_at_its_initial_weights() 
 
     With the server's own change d_t: b_t = b_(t-1) / 2 + d_t / 2, W_t = W_(t-1) + d_t - b_t, so W_t - b_t is constant.
     """
-    algorithm = SemiFL(
-        network=lambda: Line(2.0, 2.0), server_phase="parallel", server_momentum=0.5, num_classes=2, in_shape=(1, 4, 4)
-    )
+    algorithm = SemiFL(network=lambda: Line(2.0, 2.0), server_phase="parallel", num_classes=2, in_shape=(1, 4, 4))
     algorithm.configure_model()
     algorithm.double()
     algorithm.server = ServerState.of(algorithm)
@@ -247,9 +243,7 @@ def test_parallel_server_without_confident_images_ends_at_its_initial_weights() 
         total.add(algorithm.server.parameters)
         algorithm.server.update({name: t + change for name, t in algorithm.server.parameters.items()})
         algorithm.aggregate({"model": total})
-        weight, buffer = (
-            state["network.w"].item() for state in (algorithm.server.parameters, algorithm.server.momentum)
-        )
+        weight, buffer = (state["network.w"].item() for state in (algorithm.server.parameters, momentum_of(algorithm)))
         assert weight == pytest.approx(2 + buffer, abs=1e-12)
     assert weight == pytest.approx(2.0, abs=1e-9)
 
@@ -372,7 +366,7 @@ def test_client_momentum_is_kept_until_the_next_participation_or_reset(tmp_path:
             threshold=0.0,
             client_epochs=1,
             server_epochs=0,
-            server_momentum=0.0,
+            aggregation_optimizer=None,
             keep_client_optimizer=keep,
         )
         toy_trainer(tmp_path, max_rounds=3, clients_per_round=2, logger=False).fit(algorithm, HandData())
@@ -402,7 +396,7 @@ class Returned(FederatedCallback):
 
 def test_a_client_that_sits_out_leaves_the_average_and_its_own_momentum_alone(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
-        "network": lambda: Line(0.5, 0.1), "threshold": 0.0, "server_epochs": 0, "server_momentum": 0.0,
+        "network": lambda: Line(0.5, 0.1), "threshold": 0.0, "server_epochs": 0, "aggregation_optimizer": None,
     }  # fmt: skip
     once, twice, returned = OneSits(**settings), OneSits(**settings), Returned()
     toy_trainer(tmp_path, max_rounds=1, clients_per_round=2, logger=False).fit(once, HandData())

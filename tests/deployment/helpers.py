@@ -17,6 +17,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import FL2, SAGE, FedAvg, FedSHVR, FedSwitch, FixMatch, MeanTeacher
 from lightning_fedssl.deployment.node import Node, PartOfDataSet, make_client_app
 from lightning_fedssl.deployment.server import DeployedFederation, Nodes
+from lightning_fedssl.functional.optimizers import half_momentum
 from lightning_fedssl.models import CNN
 from lightning_fedssl.trainer import FederatedTrainer
 from tests.toy import ToyData, sgd, toy_semifl, toy_trainer
@@ -34,7 +35,10 @@ def plain(parameters: Any) -> torch.optim.Optimizer:
 
 METHODS: dict[str, tuple[Callable[[], FederatedAlgorithm], Callable[[], ToyData]]] = {
     "FedAvg": (lambda: FedAvg(network=network("batch"), optimizer=sgd, keep_client_optimizer=True), AT_CLIENTS),
-    "FedProx": (lambda: FedAvg(network=network("group"), optimizer=sgd, prox_mu=0.1, server_momentum=0.5), AT_CLIENTS),
+    "FedProx": (
+        lambda: FedAvg(network=network("group"), optimizer=sgd, prox_mu=0.1, aggregation_optimizer=half_momentum),
+        AT_CLIENTS,
+    ),
     "SemiFL": (toy_semifl, ToyData),
     "FL2": (
         lambda: FL2(

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from lightning_fedssl.functional.averaging import WeightedSum, is_finite, momentum_step
+from lightning_fedssl.functional.averaging import WeightedSum, is_finite
 
 
 def scalar(value: float) -> dict[str, torch.Tensor]:
@@ -40,23 +40,6 @@ def test_weight_zero_contributes_nothing_even_if_it_is_nan() -> None:
     mean = total.mean()
     assert mean is not None
     assert mean["w"].item() == 2.0
-
-
-def test_server_momentum_sequence_of_semifl() -> None:
-    """1.0 -> 0.7; fine-tuned to 0.9; -> 0.55 with momentum 0.5."""
-    weights, buffer = momentum_step(scalar(1.0), mean_of(0.6, 0.8), {}, 0.5)
-    assert weights["w"].item() == pytest.approx(0.7, abs=1e-12)
-    assert buffer["w"].item() == pytest.approx(0.3, abs=1e-12)
-    weights, buffer = momentum_step(scalar(0.9), mean_of(0.7, 0.7), buffer, 0.5)
-    assert weights["w"].item() == pytest.approx(0.55, abs=1e-12)
-    assert buffer["w"].item() == pytest.approx(0.35, abs=1e-12)
-
-
-def test_momentum_zero_is_exactly_the_mean() -> None:
-    mean = mean_of(0.1, 0.7)
-    weights, buffer = momentum_step(scalar(3.0), mean, {}, 0.0)
-    assert torch.equal(weights["w"], mean["w"])
-    assert buffer == {}
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

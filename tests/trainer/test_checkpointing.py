@@ -13,6 +13,7 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import CommunicationLedger, FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.comparison.execute import has_checkpoint
 from lightning_fedssl.comparison.results import is_finished, rounds
+from lightning_fedssl.functional.optimizers import half_momentum
 from lightning_fedssl.models import CNN
 from lightning_fedssl.schedules import Cosine, FractionalCosine, Schedule
 from lightning_fedssl.storage import checkpoint_file
@@ -49,7 +50,6 @@ def test_resumed_equals_uninterrupted_bitwise(tmp_path: Path, method: str) -> No
     resumed.fit(second, data(), ckpt_path="last")
 
     assert_same(weights(second), weights(whole))
-    assert_same(second.server.momentum, whole.server.momentum)
     assert second.server.extra.keys() == whole.server.extra.keys()
     for name, state in whole.server.extra.items():
         assert_same(second.server.extra[name], state)
@@ -240,7 +240,6 @@ def test_a_signal_ends_the_run_in_order_and_resuming_gives_the_same_weights(
             "optimizer.0.momentum_buffer",
             r"0\.momentum_buffer of a stored optimizer state",
         ),
-        (("federation", "momentum"), "network.classifier.bias", r"network\.classifier\.bias of momentum in"),
         (("federation", "server_optimizer"), "0.momentum_buffer", r"server_optimizer in .*0\.momentum_buffer"),
         (("federation", "server_optimizer"), "99.momentum_buffer", r"server_optimizer in .*IndexError"),
         (("callbacks", "CollapseDetector"), "seen", r"callbacks in .*odd\.ckpt lacks a part.*TypeError"),
@@ -250,7 +249,7 @@ def test_a_state_that_does_not_fit_is_refused(tmp_path: Path, place: Any, entry:
     """A fused kernel would read beyond the end of a momentum that is too small."""
 
     def make() -> Any:
-        return toy_fedavg(keep_client_optimizer=True, server_momentum=0.5)
+        return toy_fedavg(keep_client_optimizer=True, aggregation_optimizer=half_momentum)
 
     toy_trainer(tmp_path, max_rounds=1, clients_per_round=4).fit(make(), labeled_clients())
     content = checkpoint_file.load(checkpoint_file.find("last", tmp_path))

@@ -25,6 +25,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data import FederatedDataModule
+from lightning_fedssl.functional.optimizers import half_momentum
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.metrics import Scalars
@@ -74,7 +75,7 @@ def test_global_model_is_no_live_storage(tmp_path: Path) -> None:
     algorithm = toy_semifl()
     toy_trainer(tmp_path, logger=False).fit(algorithm, ToyData())
     live = {p.data_ptr() for p in [*algorithm.parameters(), *algorithm.buffers()]}
-    kept = [*algorithm.server.model().values(), *algorithm.server.momentum.values()]
+    kept = [*algorithm.server.model().values(), *algorithm.server.extra["optimizer.aggregation"].values()]
     assert live.isdisjoint(t.data_ptr() for t in kept)
 
 
@@ -101,12 +102,12 @@ def test_fedavg_learns_and_weighs_by_samples(tmp_path: Path) -> None:
 
 def test_running_statistics_of_batch_norm_are_averaged_without_momentum(tmp_path: Path) -> None:
     """A server momentum on buffers could make a variance negative."""
-    algorithm = toy_fedavg(network=partial(CNN, width=4, norm="batch"), server_momentum=0.9)
+    algorithm = toy_fedavg(network=partial(CNN, width=4, norm="batch"), aggregation_optimizer=half_momentum)
     toy_trainer(tmp_path, max_rounds=6, logger=False).fit(algorithm, labeled_clients())
     variances = [t for name, t in algorithm.server.buffers.items() if name.endswith("running_var")]
     assert len(variances) == 3
     assert all((v > 0).all() for v in variances)
-    assert set(algorithm.server.momentum) == set(algorithm.server.parameters)
+    assert len(algorithm.server.extra["optimizer.aggregation"]) == len(algorithm.server.parameters)
 
 
 class Breaks(FedAvg):

@@ -1,5 +1,5 @@
 """Methods whose server trains after the clients, before them, or in parallel with them, and may
-have momentum.
+take a step of any optimizer towards the mean.
 """
 
 from __future__ import annotations
@@ -7,20 +7,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import nn
 
 from lightning_fedssl.algorithm import FederatedAlgorithm, require
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.averaging import WeightedSum, momentum_step
+from lightning_fedssl.functional.averaging import State, WeightedSum
+from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.local_work import LocalWork, labeled_work
+from lightning_fedssl.state import load_optimizer_state, optimizer_state
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
     from lightning_fedssl.round import Federation
 
+AGGREGATION_STATE = "optimizer.aggregation"
+"""Where ``server.extra`` has the state of the aggregation's optimizer."""
+
+_KEY = "model.aggregation_optimizer"
+
 
 class ServerPhases(FederatedAlgorithm):
-    """Federated averaging with a choice of the server's phase, and momentum of its step towards the
-    mean.
+    """Federated averaging with a choice of the server's phase, and of the optimizer of its step
+    towards the mean.
 
     Args:
         server_phase: When the server trains: ``after`` the aggregation, ``before`` the clients (and
@@ -29,9 +38,13 @@ class ServerPhases(FederatedAlgorithm):
             the phase after its former last round is not undone; it used the batches of the next
             round's first phase.
         server_weight: With ``parallel``, the server's share in the average.
-        server_momentum: beta_g, momentum of the server's step in the direction of the mean update;
-            0 gives the plain mean. With ``parallel`` the step starts from the weights that the
-            server has trained, as in the code of SemiFL's authors (``update_parallel``).
+        aggregation_optimizer: The optimizer of the server's step, with the mean update ``w - mean``
+            as gradient and a constant learning rate; null takes the mean. SGD with learning rate 1
+            and momentum beta_g is FedAvgM; ``Adam`` and ``Adagrad`` are FedAdam and FedAdagrad (S.
+            Reddi et al., "Adaptive Federated Optimization", ICLR 2021, arXiv 2003.00295,
+            Algorithm 2), up to Adam's bias correction; tau is ``eps``. With ``parallel`` the step
+            starts from the weights that the server has trained, as in the code of SemiFL's authors
+            (``update_parallel``).
         server_view: The view of the labelled images that the server trains on.
         server_steps: Steps of the server in its phase; if left out, ``server_epochs``.
         kwargs: The arguments every algorithm takes.
@@ -41,7 +54,7 @@ class ServerPhases(FederatedAlgorithm):
         self,
         server_phase: Literal["after", "before", "parallel"] = "after",
         server_weight: float = 0.5,
-        server_momentum: float = 0.0,
+        aggregation_optimizer: OptimizerCallable | None = None,
         server_view: Literal["weak", "strong"] = "weak",
         server_steps: int | None = None,
         **kwargs: Any,
@@ -52,15 +65,11 @@ class ServerPhases(FederatedAlgorithm):
         require(
             0 <= server_weight <= 1, "server_weight", server_weight, "give a share between 0 and 1"
         )
-        require(
-            0 <= server_momentum < 1,
-            "server_momentum",
-            server_momentum,
-            "give a number from 0 to below 1",
-        )
         self.server_phase = server_phase
         self.server_weight = server_weight
-        self.server_momentum = server_momentum
+        self.aggregation_optimizer = aggregation_optimizer
+        if aggregation_optimizer is not None:
+            build_optimizer(aggregation_optimizer, [nn.Parameter(torch.zeros(1, 1))], _KEY)
         self.server_view: Literal["weak", "strong"] = server_view
         self.server_steps = server_steps
 
@@ -86,7 +95,7 @@ class ServerPhases(FederatedAlgorithm):
 
     def aggregate(self, sums: dict[str, WeightedSum]) -> None:
         """Compute the new global model. Without an update,
-        weights and momentum stay as they are.
+        weights and optimizer stay as they are.
         """
         mean = sums["model"].mean()
         if mean is None:
@@ -95,10 +104,20 @@ class ServerPhases(FederatedAlgorithm):
             own = self.server.model()
             mean = {name: torch.lerp(t, own[name], self.server_weight) for name, t in mean.items()}
         weights = {name: mean.pop(name) for name in self.server.parameters if name in mean}
-        new, self.server.momentum = momentum_step(
-            self.server.parameters, weights, self.server.momentum, self.server_momentum
-        )
-        self.server.update(new, buffers=mean)
+        if self.aggregation_optimizer is not None:
+            weights = self._step_towards(weights, self.aggregation_optimizer)
+        self.server.update(weights, buffers=mean)
+
+    def _step_towards(self, mean: State, factory: OptimizerCallable) -> State:
+        """The global weights after a step of the optimizer, with the mean update as gradient."""
+        weights = {name: nn.Parameter(self.server.parameters[name].clone()) for name in mean}
+        optimizer = build_optimizer(factory, [*weights.values()], _KEY)
+        load_optimizer_state(optimizer, self.server.extra.get(AGGREGATION_STATE, {}))
+        for name, weight in weights.items():
+            weight.grad = weight.detach() - mean[name]
+        optimizer.step()
+        self.server.extra[AGGREGATION_STATE] = optimizer_state(optimizer)
+        return {name: weight.detach() for name, weight in weights.items()}
 
     def round(self, federation: Federation) -> None:
         """One round: the clients train from the global model, the server averages, and trains in
