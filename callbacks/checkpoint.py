@@ -14,6 +14,7 @@ from lightning_fedssl.storage.files import write_synced
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.metrics import Metrics
     from lightning_fedssl.run import Run
 
 
@@ -74,9 +75,7 @@ class FederatedCheckpoint(FederatedCallback):
             self.monitor = f"val/{task.monitor}"
             self.mode = "max" if task.larger_is_better else "min"
 
-    def on_round_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
-    ) -> None:
+    def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
         """Write ``best`` if this round is the best so far, and ``last`` at its interval."""
         value = metrics.get(self.monitor)
         self._warn_if_unknown(trainer, metrics)
@@ -147,7 +146,7 @@ class FederatedCheckpoint(FederatedCallback):
             with best.open("rb") as source:
                 write_synced(folder / best.name, lambda file: shutil.copyfileobj(source, file))
 
-    def _warn_if_unknown(self, trainer: Run, metrics: dict[str, float]) -> None:
+    def _warn_if_unknown(self, trainer: Run, metrics: Metrics) -> None:
         evaluated = [name for name in metrics if name.startswith("val")]
         if self._of_task and not trainer.datamodule.class_names:
             return  # no method computes it without classes

@@ -17,6 +17,7 @@ from lightning_fedssl.storage.files import replace_file
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.metrics import Metrics
     from lightning_fedssl.run import Run
 
 _NETWORK = "network."
@@ -69,7 +70,7 @@ class ClientEvaluation(FederatedCallback):
         self._indices = []
 
     def on_evaluation_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics
     ) -> None:
         """Evaluate the model for every client at the interval, and add the results to the round's
         metrics.
@@ -183,7 +184,7 @@ def draw_like(class_counts: Tensor, labels: Tensor, count: int, seed: int, clien
     return torch.cat(drawn)
 
 
-def summarize(accuracies: Tensor) -> dict[str, float]:
+def summarize(accuracies: Tensor) -> Metrics:
     """Mean, standard deviation over the clients and mean of the worst tenth.
 
     Empty without any accuracy.

@@ -14,6 +14,7 @@ from lightning_fedssl.callbacks.checkpoint import DECLINE
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.metrics import Metrics
     from lightning_fedssl.run import Run
 
 _log = logging.getLogger(__name__)
@@ -148,9 +149,7 @@ class CollapseDetector(FederatedCallback):
         self._seen: dict[str, int] = {}
         self._peaks: dict[str, tuple[float, int]] = {}
 
-    def on_round_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
-    ) -> None:
+    def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
         """Warn if the scalars of the round show a collapse."""
         for symptom in SYMPTOMS:
             if (
@@ -170,7 +169,7 @@ class CollapseDetector(FederatedCallback):
         self._seen = dict(state_dict["seen"])
         self._peaks = dict(state_dict.get("peaks", {}))
 
-    def _judge(self, trainer: Run, symptom: _Symptom, metrics: dict[str, float]) -> None:
+    def _judge(self, trainer: Run, symptom: _Symptom, metrics: Metrics) -> None:
         share, accuracy = metrics[symptom.share], metrics.get(symptom.accuracy)
         collapsed = share >= self.share and (accuracy is None or accuracy < 0.5)
         self._seen[symptom.share] = self._seen.get(symptom.share, 0) + 1 if collapsed else 0
@@ -193,9 +192,7 @@ class CollapseDetector(FederatedCallback):
                 symptom.accuracy,
             )
 
-    def _judge_early(
-        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
-    ) -> None:
+    def _judge_early(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
         images = len(trainer.datamodule.validation_labels)
         for course in COURSES:
             if course.scalar not in metrics:

@@ -15,6 +15,7 @@ from lightning_fedssl.callback import FederatedCallback
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.metrics import Metrics
     from lightning_fedssl.run import Run
     from lightning_fedssl.state import Direction
 
@@ -133,9 +134,7 @@ class CommunicationLedger(FederatedCallback):
         for name, size in (*sizes.items(), ("", sum(sizes.values()))):
             self._sent[direction, name].append((client, size))
 
-    def on_round_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
-    ) -> None:
+    def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
         """Add the round's transfers of all ranks.
 
         At the end of a round, all callbacks have sent their tensors.

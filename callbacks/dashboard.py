@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.metrics import Metrics
     from lightning_fedssl.run import Run
 
 LAYOUT: dict[str, dict[str, list[Any]]] = {
@@ -85,9 +86,7 @@ class Dashboard(FederatedCallback):
         ):
             show_text(trainer, title, text)
 
-    def on_round_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
-    ) -> None:
+    def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
         """Write the layout again when a round has the first scalar of a chart."""
         self._write_layout(trainer, metrics)
 

@@ -11,6 +11,7 @@ from lightning_fedssl.callback import FederatedCallback
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.metrics import Metrics
     from lightning_fedssl.run import Run
 
 
@@ -95,9 +96,7 @@ class GlobalUpdateFrequency(FederatedCallback):
         cast(HasServerSteps, algorithm).server_steps = self.value
         trainer.log("server/steps", self.value)
 
-    def on_round_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
-    ) -> None:
+    def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
         """Store the round's loss, if the server has made a step; after a milestone, update K_s."""
         if "server/loss" in metrics:
             self.losses = [*self.losses, metrics["server/loss"]][-2 * self.window :]

@@ -16,6 +16,7 @@ from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.metrics import Metrics
     from lightning_fedssl.run import Run
 
 
@@ -34,7 +35,7 @@ class GroupQuality(FederatedCallback):
     Part of every run of a method with groups. It costs a pass over the validation images per group.
     """
 
-    def on_evaluation_end(self, trainer: Run, algorithm: Any, metrics: dict[str, float]) -> None:
+    def on_evaluation_end(self, trainer: Run, algorithm: Any, metrics: Metrics) -> None:
         """Add both scalars to the metrics of an evaluation on validation images."""
         if "val/accuracy" not in metrics or not algorithm.group_means():
             return

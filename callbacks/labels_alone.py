@@ -21,6 +21,7 @@ from lightning_fedssl.task import Classification
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.metrics import Metrics
     from lightning_fedssl.run import Run
 
 _log = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ class LabelsAlone(FederatedCallback):
         self,
         trainer: Run,
         algorithm: FederatedAlgorithm,
-        bound: dict[str, float],
+        bound: Metrics,
         labels_alone: Path,
     ) -> None:
         """Write the checkpoint that ``export`` takes, and say which model it has and why."""

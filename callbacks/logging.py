@@ -13,6 +13,7 @@ from lightning_fedssl.callbacks.metric_matrices import evaluated_on
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.metrics import Metrics
     from lightning_fedssl.run import Run
 
 _COLUMNS = {
@@ -29,7 +30,7 @@ _COLUMNS = {
 _MISSING = {"client/dropped": "dropped out", "client/refused": "rejected"}
 
 
-def round_line(metrics: dict[str, float], noun: str = "image") -> str:
+def round_line(metrics: Metrics, noun: str = "image") -> str:
     """The most important scalars of a round as one line.
 
     Args:
@@ -45,7 +46,7 @@ def round_line(metrics: dict[str, float], noun: str = "image") -> str:
     return "  ".join([*participation_line(metrics), *scalars, *own_parts(metrics, "val")])
 
 
-def participation_line(metrics: dict[str, float]) -> list[str]:
+def participation_line(metrics: Metrics) -> list[str]:
     """How many of the selected clients took part.
 
     Nothing in a run in which clients cannot be missing.
@@ -63,7 +64,7 @@ def participation_line(metrics: dict[str, float]) -> list[str]:
     return [f"{took_part} ({missing})" if missing else took_part]
 
 
-def result_parts(metrics: dict[str, float], stage: Literal["val", "test"]) -> list[str]:
+def result_parts(metrics: Metrics, stage: Literal["val", "test"]) -> list[str]:
     """Accuracy and loss of an evaluation as text; of one without an accuracy, what it logs."""
     if f"{stage}/accuracy" not in metrics:
         return own_parts(metrics, stage)
@@ -73,7 +74,7 @@ def result_parts(metrics: dict[str, float], stage: Literal["val", "test"]) -> li
     return [f"{title} {name} {forms[name].format(metrics[f'{stage}/{name}'])}" for name in known]
 
 
-def own_parts(metrics: dict[str, float], stage: Literal["val", "test"]) -> list[str]:
+def own_parts(metrics: Metrics, stage: Literal["val", "test"]) -> list[str]:
     """What an evaluation logs under names of its own, such as ``val_mse``.
 
     Nothing beside an accuracy.
@@ -106,15 +107,13 @@ class RoundProgress(FederatedCallback):
         if has_pictures(trainer) and trainer.datamodule.class_names:
             show_figure(trainer, "partition", heatmap(trainer.datamodule.statistics))
 
-    def on_round_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
-    ) -> None:
+    def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
         """Print the round's line."""
         line = round_line(metrics, trainer.datamodule.spec.noun)
         _print(trainer, f"round {trainer.round_index}/{trainer.max_rounds}  {line}")
 
     def on_evaluation_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics
     ) -> None:
         """Print the result on the test images, or on the validation images after the command
         ``validate``.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.metrics import Metrics
     from lightning_fedssl.run import Run
 
 
@@ -35,7 +36,7 @@ class MetricMatrices(FederatedCallback):
     """
 
     def on_evaluation_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics
     ) -> None:
         """Write the matrices of this evaluation."""
         stage = evaluated_on(metrics)

@@ -13,6 +13,7 @@ from lightning_fedssl.system import Outcome
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.metrics import Metrics
     from lightning_fedssl.run import Run
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -34,9 +35,7 @@ class ParticipationTable(FederatedCallback):
         """Forget an earlier run."""
         self.rounds: dict[int, dict[int, Outcome]] = {}
 
-    def on_round_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
-    ) -> None:
+    def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
         """Record the outcomes of the round."""
         self.rounds[trainer.round_index] = dict(trainer.participation)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.metrics import Metrics
     from lightning_fedssl.run import Run
 
 
@@ -34,7 +35,7 @@ class RunResult(FederatedCallback):
         _write(trainer, algorithm)
 
     def on_evaluation_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics
     ) -> None:
         """Write the file after ``validate`` and ``test``."""
         if trainer.state.fn != TrainerFn.FITTING:

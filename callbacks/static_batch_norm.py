@@ -14,8 +14,9 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.functional.averaging import sizes_of
+from lightning_fedssl.functional.averaging import Sizes, sizes_of
 from lightning_fedssl.functional.batch_norm import (
+    LayerMoments,
     Moments,
     average_moments,
     batch_moments,
@@ -220,7 +221,7 @@ class StaticBatchNorm(FederatedCallback):
         images = torch.cat([data.labeled[by_class], trainer.datamodule.images_outside_the_server()])
         return measuring_batches(images, self.batch_size)
 
-    def _all_moments(self, trainer: Run, algorithm: FederatedAlgorithm) -> list[dict[str, Moments]]:
+    def _all_moments(self, trainer: Run, algorithm: FederatedAlgorithm) -> list[LayerMoments]:
         """The moments of the server and then of every client in order.
 
         The parties are divided among the ranks.
@@ -250,9 +251,7 @@ class StaticBatchNorm(FederatedCallback):
         }
         return [everyone[party] for party in parties if party in everyone]
 
-    def _transfer(
-        self, trainer: Run, client: int, direction: Direction, sizes: dict[str, int]
-    ) -> None:
+    def _transfer(self, trainer: Run, client: int, direction: Direction, sizes: Sizes) -> None:
         if self._counts:
             trainer.transfer(client, direction, sizes)
 
@@ -268,12 +267,12 @@ class StaticBatchNorm(FederatedCallback):
             trainer.transfer(client, "up", {"images": len(data.unlabeled) * data.images[0].nbytes})
 
 
-def _sizes_of_moments(moments: dict[str, Moments]) -> dict[str, int]:
+def _sizes_of_moments(moments: LayerMoments) -> Sizes:
     """Bytes of a client's moments by name.
 
     A count has 8 bytes. A client with too few images has no moments.
     """
-    sizes: dict[str, int] = {}
+    sizes: Sizes = {}
     for layer, found in moments.items():
         parts = {"count": 8, "mean": found.mean.nbytes, "variance": found.variance.nbytes}
         sizes |= {f"moments.{layer}.{part}": size for part, size in parts.items()}

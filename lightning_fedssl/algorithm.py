@@ -34,7 +34,7 @@ from torch.optim import Optimizer
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.averaging import State, WeightedSum, sizes_of
+from lightning_fedssl.functional.averaging import Sizes, State, Sums, WeightedSum, sizes_of
 from lightning_fedssl.functional.frozen import freeze as freeze_weights
 from lightning_fedssl.functional.optimizers import sgd
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32
@@ -303,7 +303,7 @@ class FederatedAlgorithm(LightningModule):
         """What one client downloads: by default the global weights and buffers."""
         return self.server.model()
 
-    def download_sizes(self, client: int, received: State) -> dict[str, int]:
+    def download_sizes(self, client: int, received: State) -> Sizes:
         """Bytes of each tensor of a client's download, by name, without tensors that the client
         already has.
 
@@ -318,7 +318,7 @@ class FederatedAlgorithm(LightningModule):
         )
         return sizes_of({name: t for name, t in received.items() if held.get(name) is not t})
 
-    def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
+    def upload_sizes(self, update: ClientUpdate) -> Sizes:
         """Bytes of each tensor of a client's upload,
         by name: by default all tensors of the update.
         """
@@ -383,14 +383,14 @@ class FederatedAlgorithm(LightningModule):
         """
         return update.num_samples if self.client_weighting == "samples" else 1.0
 
-    def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
+    def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
         """Sum the updates as they arrive, so that only one of them is in memory."""
         total = WeightedSum()
         for update in updates:
             total.add({**update.parameters, **update.buffers}, self.client_weight(update))
         return {"model": total}
 
-    def aggregate(self, sums: dict[str, WeightedSum]) -> None:
+    def aggregate(self, sums: Sums) -> None:
         """Write the mean into the global model. Without an update, the model stays as it is."""
         mean = sums["model"].mean()
         if mean is not None:
@@ -562,7 +562,7 @@ class JointAlgorithm(FederatedAlgorithm):
         """
         raise NotImplementedError(f"{type(self).__name__} must override joint_training_step")
 
-    def step_sizes(self, client: int, features: State) -> tuple[dict[str, int], dict[str, int]]:
+    def step_sizes(self, client: int, features: State) -> tuple[Sizes, Sizes]:
         """Bytes by name that a client uploads and downloads at one step: by default its features,
         and their gradient.
 

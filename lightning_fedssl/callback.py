@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from lightning.pytorch.callbacks import Callback
 
+from lightning_fedssl.metrics import Metrics
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -171,16 +173,14 @@ class FederatedCallback(Callback):
         """Called before the global model is evaluated."""
 
     def on_evaluation_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics
     ) -> None:
         """Called with the metrics of an evaluation, e.g. ``val/accuracy``.
 
         Metrics that a callback adds are logged.
         """
 
-    def on_round_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
-    ) -> None:
+    def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
         """Called at the end of a round with all its scalars, after they were logged: to read them.
 
         What is to be logged with the round is logged by ``trainer.log`` in :meth:`on_global_model`

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from lightning_fedssl.functional.device_copies import copy_to_cpu
 
+Metrics = dict[str, float]
+"""Scalars by name."""
+
 Gather = Callable[[Any], list[Any]]
 """Gives every rank's value, in rank order, on every rank."""
 
@@ -134,7 +137,7 @@ class MetricCollector:
         self.__init__(self._ranks)  # type: ignore[misc]
         return share
 
-    def compute(self, gather: Gather, order: Sequence[int] | None = None) -> dict[str, float]:
+    def compute(self, gather: Gather, order: Sequence[int] | None = None) -> Metrics:
         """The means over all ranks; the collector is empty afterwards.
 
         Args:
@@ -144,7 +147,7 @@ class MetricCollector:
         return means_of(gather(self.take()), order)
 
 
-def means_of(shares: Sequence[Share], order: Sequence[int] | None = None) -> dict[str, float]:
+def means_of(shares: Sequence[Share], order: Sequence[int] | None = None) -> Metrics:
     """The means of the scalars that all ranks have collected.
 
     The values of clients are added one after another, as a single rank adds them. Other scalars of
@@ -215,19 +218,19 @@ class Counter:
     """Sums of a round, such as bytes, over all ranks."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, float] = {}
+        self._counts: Metrics = {}
 
     def add(self, name: str, amount: float) -> None:
         """Add to a sum."""
         self._counts[name] = self._counts.get(name, 0.0) + amount
 
-    def take(self) -> dict[str, float]:
+    def take(self) -> Metrics:
         """The sums of this rank; the counter is empty afterwards."""
         counts, self._counts = self._counts, {}
         return counts
 
 
-def totals_of(counts: Sequence[dict[str, float]]) -> dict[str, float]:
+def totals_of(counts: Sequence[Metrics]) -> Metrics:
     """The sums over all ranks.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_fedssl.functional.batch_norm import Moments
+from lightning_fedssl.functional.batch_norm import LayerMoments
 from lightning_fedssl.state import ClientUpdate, Direction
 
 
@@ -95,7 +95,7 @@ class Federation(Protocol):
 
     def moments(
         self, parties: Sequence[int], batch_size: int
-    ) -> Iterator[tuple[int, dict[str, Moments]]]:
+    ) -> Iterator[tuple[int, LayerMoments]]:
         """Measure the batch-norm moments of parties on all their images, with the weights of the
         working module.
 

@@ -22,7 +22,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.local_training import LocalTraining
-from lightning_fedssl.metrics import Counter, MetricCollector, as_tensors
+from lightning_fedssl.metrics import Counter, MetricCollector, Metrics, as_tensors
 from lightning_fedssl.round import Round
 from lightning_fedssl.state import Direction
 from lightning_fedssl.storage.run_folder import RunFolder
@@ -137,7 +137,7 @@ class Run(ABC):
         """Make a round the present one."""
         self.round = self.algorithm.current_round = new
 
-    def count_bytes(self, counts: Mapping[str, float]) -> dict[str, float]:
+    def count_bytes(self, counts: Mapping[str, float]) -> Metrics:
         """Add the bytes among the sums of a round, or of the test, to those of the run.
 
         Args:
@@ -226,7 +226,7 @@ class Run(ABC):
         self.counter.add(BYTES[direction], sum(sizes.values()))
         self.call("on_transfer", client, direction, sizes)
 
-    def log_metrics(self, metrics: dict[str, float]) -> None:
+    def log_metrics(self, metrics: Metrics) -> None:
         """Give the scalars of a round or an evaluation to the loggers and to
         ``callback_metrics``.
         """
@@ -385,7 +385,7 @@ class Run(ABC):
         """
 
     @abstractmethod
-    def train_labels_alone(self, steps: int, folder: str) -> dict[str, float]:
+    def train_labels_alone(self, steps: int, folder: str) -> Metrics:
         """Train the labels alone on this rank by itself, in as many rounds as this run has had.
 
         Args:

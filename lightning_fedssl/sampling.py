@@ -22,6 +22,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from torch import Tensor
 
 _Item = TypeVar("_Item")
@@ -53,9 +54,9 @@ def derive_key(seed: int, *parts: int | str) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def rng(seed: int, *parts: int | str) -> np.random.Generator:
+def rng(seed: int, *parts: int | str) -> Generator:
     """A NumPy generator (Philox) for one purpose; see :func:`derive_key`."""
-    return np.random.Generator(np.random.Philox(key=derive_key(seed, *parts) & (2**64 - 1)))
+    return Generator(np.random.Philox(key=derive_key(seed, *parts) & (2**64 - 1)))
 
 
 def _mix(z: Tensor) -> Tensor:
@@ -174,14 +175,14 @@ class _Reused(threading.local):
 
     def __init__(self) -> None:
         self.philox = np.random.Philox(key=0)
-        self.generator = np.random.Generator(self.philox)
+        self.generator = Generator(self.philox)
         self.start = self.philox.state
 
 
 _reused = _Reused()
 
 
-def _set_to(key: int) -> np.random.Generator:
+def _set_to(key: int) -> Generator:
     """The generator of this thread, at the start of a stream."""
     _reused.start["state"]["key"][0] = key & (2**64 - 1)
     _reused.philox.state = _reused.start

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_fedssl.functional.averaging import State, sizes_of
+from lightning_fedssl.functional.averaging import Sizes, State, sizes_of
 from lightning_fedssl.functional.frozen import frozen_names, tensors_that_change
 
 Direction = Literal["down", "up"]
@@ -135,7 +135,7 @@ class ClientUpdate:
         tensors = moved(self.parameters), moved(self.buffers), moved(self.payload)
         return replace(self, parameters=tensors[0], buffers=tensors[1], payload=tensors[2])
 
-    def sizes(self) -> dict[str, int]:
+    def sizes(self) -> Sizes:
         """The bytes of every tensor by its name.
 
         A tensor of the payload is named ``payload.name``.

@@ -42,7 +42,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.averaging import State, WeightedSum
+from lightning_fedssl.functional.averaging import State, Sums
 from lightning_fedssl.functional.tied import tensors_of
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.models.teacher import Teacher
@@ -241,7 +241,7 @@ class CBAFed(FederatedAlgorithm):
             self.connect()
         return replace(update, payload={"counts": update.payload["counts"]})
 
-    def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
+    def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
         """Sum the models, and keep the counts of every client.
 
         Those of this round count from the next one on.
@@ -257,7 +257,7 @@ class CBAFed(FederatedAlgorithm):
         self.server.extra["counts"] = self.server.extra.get("counts", {}) | new
         return sums
 
-    def aggregate(self, sums: dict[str, WeightedSum]) -> None:
+    def aggregate(self, sums: Sums) -> None:
         """The mean, every fifth round with the residual connection."""
         mean = sums["model"].mean()
         if mean is None:

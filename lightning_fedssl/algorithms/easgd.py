@@ -31,7 +31,7 @@ import torch
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm
 from lightning_fedssl.data.datamodule import FederatedDataModule
-from lightning_fedssl.functional.averaging import State, WeightedSum
+from lightning_fedssl.functional.averaging import State, Sums, WeightedSum
 from lightning_fedssl.state import ClientUpdate
 
 
@@ -70,7 +70,7 @@ class EASGD(SlotAlgorithm):
             **self.clients.get(slot, "weights"),
         }
 
-    def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
+    def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
         """Sum the distances to the centre, and move the weights of each slot towards it."""
         rate = self._rate()
         total = WeightedSum()
@@ -84,7 +84,7 @@ class EASGD(SlotAlgorithm):
             total.add(distance)
         return {"distance": total}
 
-    def aggregate(self, sums: dict[str, WeightedSum]) -> None:
+    def aggregate(self, sums: Sums) -> None:
         """Move the centre; evaluation uses the batch-norm statistics of slot 0."""
         distance = sums["distance"]
         if distance.weight:

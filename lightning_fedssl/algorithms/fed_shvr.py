@@ -51,7 +51,7 @@ from torch.nn import functional as F
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.averaging import State, WeightedSum, sizes_of
+from lightning_fedssl.functional.averaging import Sizes, State, Sums, WeightedSum, sizes_of
 from lightning_fedssl.functional.device_copies import on_cpu
 from lightning_fedssl.functional.losses import kl_from_uniform, kl_to_uniform, soft_cross_entropy
 from lightning_fedssl.functional.optimizers import plain_sgd, require_plain_sgd
@@ -146,7 +146,7 @@ class FedSHVR(PairedBatches):
         }
         return self.clients.get(client, "control") or zeros
 
-    def download_sizes(self, client: int, received: State) -> dict[str, int]:
+    def download_sizes(self, client: int, received: State) -> Sizes:
         """The broadcast and what Eq. 15 needs: tau_bar and theta' of the client's last round, if it
         had one.
 
@@ -162,7 +162,7 @@ class FedSHVR(PairedBatches):
                 }
         return sizes
 
-    def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
+    def upload_sizes(self, update: ClientUpdate) -> Sizes:
         """The update and, where Eq. 14 or 15 needs it, tau_k."""
         sizes = super().upload_sizes(update)
         return (
@@ -285,7 +285,7 @@ class FedSHVR(PairedBatches):
             "Eq. 15 divides by it; end model.schedule above 0",
         )
 
-    def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
+    def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
         """Sum the clients' steps, normalised by their number."""
         total, this_round = WeightedSum(), torch.tensor(self.current_round.index)
         for update in updates:
@@ -301,7 +301,7 @@ class FedSHVR(PairedBatches):
             total.add({**moved, **update.buffers, _STEPS: steps}, self.client_weight(update))
         return {"model": total}
 
-    def aggregate(self, sums: dict[str, WeightedSum]) -> None:
+    def aggregate(self, sums: Sums) -> None:
         """Apply Eq. 14 to the mean over the clients, then Eq. 15. Without an update, all values
         stay as they are.
         """

@@ -44,7 +44,7 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.server_phases import ServerPhases
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.averaging import WeightedSum
+from lightning_fedssl.functional.averaging import Sums, WeightedSum
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.functional.optimizers import half_momentum
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
@@ -178,7 +178,7 @@ class FedDB(ServerPhases):
         p_s = self.prior.get_buffer("p_s").clone()
         return replace(update, payload={"p_s": p_s}) if self.debias_weights else update
 
-    def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
+    def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
         """The mean of the clients' models, which are all in memory: their weights depend on every
         p_s.
         """

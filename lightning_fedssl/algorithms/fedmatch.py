@@ -71,7 +71,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData, Visits
-from lightning_fedssl.functional.averaging import State, WeightedSum, sizes_of
+from lightning_fedssl.functional.averaging import Sizes, State, Sums, sizes_of
 from lightning_fedssl.functional.device_copies import on_cpu
 from lightning_fedssl.functional.fedmatch import (
     decomposition_penalty,
@@ -419,7 +419,7 @@ class FedMatch(FederatedAlgorithm):
 
     # Step 4: the server embeds the models and averages.
 
-    def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
+    def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
         """Sum the updates for the mean, and store the embedding of every uploaded model."""
         return super().accumulate(self._embedded(updates))
 
@@ -489,7 +489,7 @@ class FedMatch(FederatedAlgorithm):
             values[name].copy_(torch.where(moved, t, values[name]))
             since[name].masked_fill_(moved, self.current_round.index)
 
-    def download_sizes(self, client: int, received: State) -> dict[str, int]:
+    def download_sizes(self, client: int, received: State) -> Sizes:
         """What was announced since the client last took part, and the psi of its helpers without
         zeros.
 
@@ -500,7 +500,7 @@ class FedMatch(FederatedAlgorithm):
         newer = _counts(
             {name: since[name] > seen[_ROUND] for name in received if seen and name in since}
         )
-        sizes: dict[str, int] = {}
+        sizes: Sizes = {}
         for name, t in received.items():
             sizes |= sparse_sizes(name, newer.get(name, t.numel()), t)
         for number, psi in enumerate(self.helpers.get(client, ())):
@@ -510,7 +510,7 @@ class FedMatch(FederatedAlgorithm):
         self._log_share("communication/download_share", sizes)
         return sizes | self._validation_sizes(client)
 
-    def _validation_sizes(self, client: int) -> dict[str, int]:
+    def _validation_sizes(self, client: int) -> Sizes:
         """Bytes of the validation images (8 bits a value) and labels (64 bits) that a client has
         not received yet.
         """
@@ -520,7 +520,7 @@ class FedMatch(FederatedAlgorithm):
         images, labels = (sum(batch[part].numel() for batch in batches) for part in (0, 1))
         return {"validation images": images, "validation labels": 8 * labels}
 
-    def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
+    def upload_sizes(self, update: ClientUpdate) -> Sizes:
         """Bytes of the entries that differ from the server's, and of all buffers."""
         sizes = sizes_of(update.buffers)
         changed = _counts(
@@ -531,7 +531,7 @@ class FedMatch(FederatedAlgorithm):
         self._log_share("communication/upload_share", sizes)
         return sizes
 
-    def _log_share(self, name: str, sizes: dict[str, int]) -> None:
+    def _log_share(self, name: str, sizes: Sizes) -> None:
         """Log the communicated values as a multiple of one dense set of weights, which is not the
         paper's share.
         """

@@ -55,7 +55,7 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm, clone, group_sizes
 from lightning_fedssl.algorithms.common.views import logits_of_views
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.averaging import State, WeightedSum
+from lightning_fedssl.functional.averaging import State, Sums, WeightedSum
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_work import LocalWork, labeled_work, side_by_side, unlabeled_work
@@ -272,7 +272,7 @@ class FedRGD(SlotAlgorithm):
         count = self.num_groups if self.server_replicas == "per_group" else 1
         self._servers = self.train_replicas(federation, count) if self.server_takes_part else []
 
-    def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
+    def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
         """One sum per group; batch-norm statistics stay with the slot, or are summed too."""
         sums = {f"group {group}": WeightedSum() for group in range(self.num_groups)}
         for update in updates:
@@ -284,7 +284,7 @@ class FedRGD(SlotAlgorithm):
             )
         return sums
 
-    def aggregate(self, sums: dict[str, WeightedSum]) -> None:
+    def aggregate(self, sums: Sums) -> None:
         """Eq. 7: ``w_avg,i = (w_s + sum of G_i) / (|G_i| + 1)`` for every group, and w_avg is their
         mean.
 

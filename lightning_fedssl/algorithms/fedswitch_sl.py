@@ -28,7 +28,7 @@ from lightning_fedssl.algorithm import JointStep
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.split_learning import SplitTraining
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.averaging import State, sizes_of
+from lightning_fedssl.functional.averaging import Sizes, State, sizes_of
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.losses import consistency_losses
 from lightning_fedssl.functional.pseudo_labels import pseudo_label, skew_of
@@ -123,7 +123,7 @@ class FedSwitchSL(SplitTraining):
         """Student features, features of the model that labels, and a flag for this model."""
         return {**super().client_features(batch, batch_idx), "by_teacher": batch["by_teacher"]}
 
-    def step_sizes(self, client: int, features: State) -> tuple[dict[str, int], dict[str, int]]:
+    def step_sizes(self, client: int, features: State) -> tuple[Sizes, Sizes]:
         """Bytes of the features alone: the flag is not sent,
         because the server made the decision.
         """

@@ -44,7 +44,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.received_model import ReceivedModelLabels
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.averaging import State, WeightedSum
+from lightning_fedssl.functional.averaging import State, Sums
 from lightning_fedssl.functional.losses import consistency_loss
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32, pseudo_label
 from lightning_fedssl.local_work import LocalWork
@@ -206,7 +206,7 @@ class ProxyFL(ReceivedModelLabels):
         """Upload the counts of the last epoch."""
         return replace(update, payload={"counts": self.prior.get_buffer("counts").clone()})
 
-    def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
+    def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
         """Sum the models; store the clients' classifiers for the tuning, and update the prior."""
         name = next(n for n, p in self.named_parameters() if p is self.classifier.weight)
         rows: list[Tensor] = []
@@ -228,7 +228,7 @@ class ProxyFL(ReceivedModelLabels):
             self.server.extra["proxies"] = {name: torch.stack(rows)}
         return sums
 
-    def aggregate(self, sums: dict[str, WeightedSum]) -> None:
+    def aggregate(self, sums: Sums) -> None:
         """The mean of the models, and the tuning of its classifier."""
         super().aggregate(sums)
         uploaded = self.server.extra.pop("proxies", {})

@@ -40,7 +40,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData, Visits
-from lightning_fedssl.functional.averaging import State, WeightedSum
+from lightning_fedssl.functional.averaging import State, Sums, WeightedSum
 from lightning_fedssl.functional.frozen import tensors_that_change
 from lightning_fedssl.functional.tied import tensors_of
 from lightning_fedssl.local_work import LocalWork, epochs_of, labeled_work
@@ -203,7 +203,7 @@ class RSCFed(FederatedAlgorithm):
             )
         return update
 
-    def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
+    def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
         """The sub-consensus of the drawn clients, whose models are all in memory: they are weighed
         twice.
         """
@@ -247,7 +247,7 @@ class RSCFed(FederatedAlgorithm):
         exponents = -scale * torch.tensor(norms, dtype=torch.float64) / images
         return torch.softmax(exponents + (images * factor.square()).log(), dim=0).tolist()
 
-    def aggregate(self, sums: dict[str, WeightedSum]) -> None:
+    def aggregate(self, sums: Sums) -> None:
         """Collect the sub-consensus model; after M rounds their mean is the global model."""
         collected = self.server.extra.get("sub_consensus", {})
         if (mean := sums["model"].mean()) is not None:

@@ -37,6 +37,7 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.server_phases import ServerPhases
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData, Visits
+from lightning_fedssl.functional.averaging import Sizes
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.functional.optimizers import half_momentum
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
@@ -210,7 +211,7 @@ class SemiFL(GlobalLabels):
             return self._unlabeled_work(data)
         return self._fix_mix_work(data)
 
-    def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
+    def upload_sizes(self, update: ClientUpdate) -> Sizes:
         """The update, and its weight where that is the number of confident images, which changes in
         every round.
         """

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
+from numpy.random import Generator
 from torch import Tensor
 
 from lightning_fedssl import sampling
@@ -118,7 +118,7 @@ class LocalData:
         most = CHUNK if self.images.device.type == "cpu" else DEVICE_CHUNK
         return max(1, min(most, int(CHUNK_BYTES // image)))
 
-    def rng(self, purpose: str, *more: int) -> np.random.Generator:
+    def rng(self, purpose: str, *more: int) -> Generator:
         """This party's host random stream of this round for one purpose."""
         return sampling.rng(self.seed, purpose, self.round, self.party, *more)
 

@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from torch import Tensor
 
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.batch_norm import Moments
+from lightning_fedssl.functional.batch_norm import LayerMoments, Moments
 
 LAST_ROUND, FOR_STATISTICS = "last_round.", "for statistics "
 """How the names of tensors begin that are not weights or buffers, as in the ledger."""
@@ -148,9 +148,7 @@ def pack_moments(moments: Mapping[str, Moments]) -> State:
     return {name: torch.as_tensor(value) for name, value in named}
 
 
-def unpack_moments(
-    tensors: State, of_two: Mapping[str, Moments], images: int
-) -> dict[str, Moments]:
+def unpack_moments(tensors: State, of_two: Mapping[str, Moments], images: int) -> LayerMoments:
     """Batch-norm moments of a client with so many images; none of a client with fewer than two.
 
     Args:

@@ -30,7 +30,7 @@ from lightning_fedssl.deployment.messages import (
 )
 from lightning_fedssl.deployment.obstacles import refuse_undeployable
 from lightning_fedssl.distributed import launch
-from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.averaging import Sizes, State
 from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_work import LocalWork
@@ -96,7 +96,7 @@ class _Received(sequential.NoObserver):
         """What the client has received."""
         return self.state
 
-    def download_sizes(self, client: int, received: State) -> dict[str, int]:
+    def download_sizes(self, client: int, received: State) -> Sizes:
         """Nothing: the server counts what it sends."""
         return {}
 
@@ -107,7 +107,7 @@ class _Received(sequential.NoObserver):
         return client
 
     def client_started(
-        self, data: LocalData, work: LocalWork, sizes: dict[str, int], received: State
+        self, data: LocalData, work: LocalWork, sizes: Sizes, received: State
     ) -> None:
         """Log the share of confident pseudo-labels, which only the client knows."""
         if work.pseudo_labels is not None and len(mask := work.pseudo_labels.mask):

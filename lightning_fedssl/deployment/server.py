@@ -35,7 +35,7 @@ from lightning_fedssl.deployment.messages import (
 from lightning_fedssl.deployment.obstacles import refuse_callbacks, refuse_undeployable
 from lightning_fedssl.deployment.own_data import ServerData
 from lightning_fedssl.functional.averaging import State, sizes_of
-from lightning_fedssl.functional.batch_norm import Moments, local_moments
+from lightning_fedssl.functional.batch_norm import LayerMoments, local_moments
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate, named_payload
 from lightning_fedssl.storage import checkpoint_file
@@ -216,7 +216,7 @@ class DeployedFederation(SimulatedFederation):
         self.min_clients = min_clients
         self._needed = wait_for
         self._held: dict[int, int] = {}
-        self._moments_of_two: dict[str, Moments] = {}
+        self._moments_of_two: LayerMoments = {}
 
     def start_round(self) -> None:
         """Begin a round when enough clients are connected."""
@@ -259,7 +259,7 @@ class DeployedFederation(SimulatedFederation):
 
     def moments(
         self, parties: Sequence[int], batch_size: int
-    ) -> Iterator[tuple[int, dict[str, Moments]]]:
+    ) -> Iterator[tuple[int, LayerMoments]]:
         """Measure the moments of the server here,
         and let the nodes measure those of the clients.
         """

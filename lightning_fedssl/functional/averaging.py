@@ -12,6 +12,9 @@ State = dict[str, Tensor]
 """Tensors by name: the parameters or buffers of a model, or other tensors that server and clients
 exchange."""
 
+Sizes = dict[str, int]
+"""Bytes of tensors by name."""
+
 
 class WeightedSum:
     """A running weighted sum of states; its memory is that of one state, however many are added."""
@@ -51,6 +54,10 @@ class WeightedSum:
         )
 
 
+Sums = dict[str, WeightedSum]
+"""What the server sums over the clients, by name."""
+
+
 def is_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether every number in the tensors is finite; it waits for the device once.
 
@@ -61,6 +68,6 @@ def is_finite(tensors: Iterable[Tensor]) -> bool:
     return not sums or math.isfinite(float(torch.stack(sums).sum()))
 
 
-def sizes_of(state: State) -> dict[str, int]:
+def sizes_of(state: State) -> Sizes:
     """The size of each tensor of a state in bytes, by name."""
     return {name: t.nbytes for name, t in state.items()}

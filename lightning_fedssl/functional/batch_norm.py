@@ -50,6 +50,10 @@ class Moments(NamedTuple):
     variance: Tensor
 
 
+LayerMoments = dict[str, Moments]
+"""The moments of one party by layer."""
+
+
 def batch_norm_layers(network: nn.Module) -> dict[str, _BatchNorm]:
     """The batch-norm layers of a network by name, without those whose statistics are frozen.
 
@@ -144,7 +148,7 @@ def measuring_batches(indices: Tensor, batch_size: int) -> list[Tensor]:
     return parts
 
 
-def local_moments(network: nn.Module, batches: Iterable[Tensor]) -> dict[str, Moments]:
+def local_moments(network: nn.Module, batches: Iterable[Tensor]) -> LayerMoments:
     """Moments of one party's images at every batch-norm layer, all batches combined exactly.
 
     Args:
@@ -160,7 +164,7 @@ def local_moments(network: nn.Module, batches: Iterable[Tensor]) -> dict[str, Mo
     return _combine_all(batch_moments(network, batches))
 
 
-def combine_moments(parties: Iterable[dict[str, Moments]]) -> dict[str, Moments]:
+def combine_moments(parties: Iterable[LayerMoments]) -> LayerMoments:
     """Combine the moments of several parties exactly, in the given order, with one running total in
     memory.
 
@@ -170,7 +174,7 @@ def combine_moments(parties: Iterable[dict[str, Moments]]) -> dict[str, Moments]
     Args:
         parties: The result of :func:`local_moments` for each party; an empty one changes nothing.
     """
-    total: dict[str, Moments] = {}
+    total: LayerMoments = {}
     for moments in parties:
         for name, part in moments.items():
             total[name] = _combine([total[name], part]) if name in total else part
@@ -264,7 +268,7 @@ def _normalise(layer: _BatchNorm, name: str, measured: Values, x: Tensor) -> Ten
     return out
 
 
-def _combine_all(measured: dict[str, list[Moments]]) -> dict[str, Moments]:
+def _combine_all(measured: dict[str, list[Moments]]) -> LayerMoments:
     return {name: _combine(parts) for name, parts in measured.items() if parts}
 
 

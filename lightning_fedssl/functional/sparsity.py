@@ -7,6 +7,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lightning_fedssl.functional.averaging import Sizes
+
 
 def hard_threshold(values: Tensor, threshold: float) -> Tensor:
     """Set the values whose magnitude is at most ``threshold`` to 0.
@@ -31,7 +33,7 @@ def keep_changes(new: Tensor, old: Tensor, delta: float, threshold: float = 0.0)
     return torch.where((hard_threshold(new, threshold) - old).abs() > delta, new, old)
 
 
-def sparse_sizes(name: str, count: int, dense: Tensor) -> dict[str, int]:
+def sparse_sizes(name: str, count: int, dense: Tensor) -> Sizes:
     """Bytes of sending some entries of a tensor: their values, and their positions as 32-bit
     numbers or a bit map.
 

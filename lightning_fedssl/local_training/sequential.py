@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.averaging import Sizes, State
 from lightning_fedssl.functional.recorded import Recorded, Values
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import (
@@ -40,7 +40,7 @@ class LocalTrainingObserver(Protocol):
     """The events that a local trainer reports to the loop."""
 
     def client_started(
-        self, data: LocalData, work: LocalWork, sizes: dict[str, int], received: State
+        self, data: LocalData, work: LocalWork, sizes: Sizes, received: State
     ) -> None:
         """A client has received its broadcast, of these bytes by name, and prepared its work.
 
@@ -62,7 +62,7 @@ class NoObserver:
     """A :class:`LocalTrainingObserver` that ignores all events."""
 
     def client_started(
-        self, data: LocalData, work: LocalWork, sizes: dict[str, int], received: State
+        self, data: LocalData, work: LocalWork, sizes: Sizes, received: State
     ) -> None:
         """Nothing."""
 
@@ -79,7 +79,7 @@ class ServerSide(Protocol):
     def broadcast(self, client: int) -> State:
         """What one client downloads."""
 
-    def download_sizes(self, client: int, received: State) -> dict[str, int]:
+    def download_sizes(self, client: int, received: State) -> Sizes:
         """Bytes of each tensor of a client's download, by name."""
 
     def state_owner(self, client: int) -> int:

@@ -17,6 +17,7 @@ from lightning_fedssl import export
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.export import describe_model
 from lightning_fedssl.export.description import Description, describe_data
+from lightning_fedssl.metrics import Metrics
 from lightning_fedssl.round import Round
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import frozen_state, load_optimizer_state, load_state, optimizer_state
@@ -79,7 +80,7 @@ def _description(trainer: Run) -> Description:
     )
 
 
-def _scalars(trainer: Run) -> dict[str, float]:
+def _scalars(trainer: Run) -> Metrics:
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 

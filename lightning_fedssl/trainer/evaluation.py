@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data.partition.statistics import plural
-from lightning_fedssl.metrics import MetricCollector
+from lightning_fedssl.metrics import MetricCollector, Metrics
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import load_state
 from lightning_fedssl.storage import run_folder
@@ -25,7 +25,7 @@ from lightning_fedssl.trainer.evaluation_metrics import EvaluationMetrics, scala
 _log = logging.getLogger(__name__)
 
 
-def run_command(trainer: Run, stage: str) -> dict[str, float]:
+def run_command(trainer: Run, stage: str) -> Metrics:
     """Run ``validate`` or ``test``; for ``predict`` only load the model (see :func:`predict`).
 
     Args:
@@ -68,7 +68,7 @@ def run_command(trainer: Run, stage: str) -> dict[str, float]:
     return metrics
 
 
-def evaluate(trainer: Run, stage: Literal["validate", "test"]) -> dict[str, float]:
+def evaluate(trainer: Run, stage: Literal["validate", "test"]) -> Metrics:
     """Evaluate the global model on the validation or test images.
 
     Each rank takes its share of the batches.

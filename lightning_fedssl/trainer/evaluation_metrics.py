@@ -29,7 +29,7 @@ from torchmetrics.classification import (
 from torchmetrics.regression import MeanAbsoluteError, R2Score
 from torchmetrics.utilities.data import dim_zero_cat
 
-from lightning_fedssl.metrics import Gather
+from lightning_fedssl.metrics import Gather, Metrics
 from lightning_fedssl.storage.named_value import target_of
 from lightning_fedssl.task import Classification, Task
 
@@ -258,7 +258,7 @@ def _as_tensor(name: str, value: object) -> Tensor:
     return torch.as_tensor(value)
 
 
-def scalars(values: dict[str, Tensor]) -> dict[str, float]:
+def scalars(values: dict[str, Tensor]) -> Metrics:
     """Numbers by name; of a vector with one number per class, ``name/class_k``, without NaN.
     Matrices are no scalars.
 

@@ -14,8 +14,12 @@ from torch.optim import Optimizer
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.batch_norm import Moments, local_moments, measuring_batches
+from lightning_fedssl.functional.averaging import Sizes, State
+from lightning_fedssl.functional.batch_norm import (
+    LayerMoments,
+    local_moments,
+    measuring_batches,
+)
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_training.step_work import step_work
@@ -79,7 +83,7 @@ class SimulatedFederation(Federation):
 
     def moments(
         self, parties: Sequence[int], batch_size: int
-    ) -> Iterator[tuple[int, dict[str, Moments]]]:
+    ) -> Iterator[tuple[int, LayerMoments]]:
         """See :meth:`Federation.moments`."""
         for party in parties:
             yield (
@@ -329,7 +333,7 @@ class SimulatedFederation(Federation):
     # What the local trainers report.
 
     def client_started(
-        self, data: LocalData, work: LocalWork, sizes: dict[str, int], received: State
+        self, data: LocalData, work: LocalWork, sizes: Sizes, received: State
     ) -> None:
         """A client has received its broadcast, of these bytes by name, and prepared its work."""
         trainer = self.trainer
@@ -391,7 +395,7 @@ class SimulatedFederation(Federation):
 
 def measure_moments(
     algorithm: FederatedAlgorithm, data: LocalData, batch_size: int
-) -> dict[str, Moments]:
+) -> LayerMoments:
     """The batch-norm moments of all images of a party by layer.
 
     A party with fewer than two images has none.

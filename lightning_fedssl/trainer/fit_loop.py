@@ -18,7 +18,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.distributed.signals import StopRequest
 from lightning_fedssl.functional.averaging import is_finite
-from lightning_fedssl.metrics import means_of, totals_of
+from lightning_fedssl.metrics import Metrics, means_of, totals_of
 from lightning_fedssl.round import Round
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import set_learning_rate
@@ -29,9 +29,7 @@ from lightning_fedssl.trainer.federation import SimulatedFederation
 _log = logging.getLogger(__name__)
 
 
-def fit(
-    trainer: Run, federation: SimulatedFederation, begins: Callable[[], object]
-) -> dict[str, float]:
+def fit(trainer: Run, federation: SimulatedFederation, begins: Callable[[], object]) -> Metrics:
     """Train until ``max_rounds``, a signal or a callback ends the run.
 
     Then evaluate on the test images.
@@ -65,7 +63,7 @@ def fit(
         if trainer.ckpt_path is not None:
             checkpointing.continue_curves(trainer, trainer.ckpt_path)
         stops = first > trainer.max_rounds or (first > 1 and had_ended(trainer))
-        sent: dict[str, float] | None = None  # an earlier command has logged the row of the round
+        sent: Metrics | None = None  # an earlier command has logged the row of the round
         trainer.should_stop = False
         with (
             StopRequest() as stop,
@@ -76,7 +74,7 @@ def fit(
             while not stops:
                 sent = run_round(trainer, federation, trainer.round_index + 1)
                 stops = ends_now(trainer, federation, stop, trainer.round_index == first)
-        metrics: dict[str, float] = {}
+        metrics: Metrics = {}
         if trainer.state.status == TrainerStatus.INTERRUPTED:
             checkpointing.save_missing(
                 trainer
@@ -154,7 +152,7 @@ def ends_now(
     return is_last or number > 0 or asked
 
 
-def run_round(trainer: Run, federation: SimulatedFederation, index: int) -> dict[str, float]:
+def run_round(trainer: Run, federation: SimulatedFederation, index: int) -> Metrics:
     """One round: draw the cohort, let the algorithm train, evaluate if it is due, log.
 
     Args:
@@ -246,7 +244,7 @@ def set_learning_rates(
 
 def round_metrics(
     trainer: Run, federation: SimulatedFederation, seconds: float
-) -> tuple[dict[str, float], dict[str, float]]:
+) -> tuple[Metrics, Metrics]:
     """The scalars of a round over all ranks, and the bytes among them.
 
     Args:
@@ -268,7 +266,7 @@ def round_metrics(
     return metrics, sent
 
 
-def bytes_of_test(trainer: Run, before: dict[str, float] | None) -> dict[str, float]:
+def bytes_of_test(trainer: Run, before: Metrics | None) -> Metrics:
     """The scalars of communication with what clients sent and received for the test.
 
     Empty if they did not.

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning_fedssl.algorithms import Supervised
+from lightning_fedssl.metrics import Metrics
 from lightning_fedssl.run import Run
 
 
-def train(run: Run, make_trainer: Callable[..., Any], steps: int, folder: str) -> dict[str, float]:
+def train(run: Run, make_trainer: Callable[..., Any], steps: int, folder: str) -> Metrics:
     """See :meth:`Run.train_labels_alone`.
 
     Args:

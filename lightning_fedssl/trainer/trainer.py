@@ -26,7 +26,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.distributed import launch
 from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.local_training import LocalTraining, stack_size
-from lightning_fedssl.metrics import Counter, MetricCollector
+from lightning_fedssl.metrics import Counter, MetricCollector, Metrics
 from lightning_fedssl.round import Round
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ServerState, frozen_state, load_state
@@ -257,7 +257,7 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
         model: FederatedAlgorithm,
         datamodule: FederatedDataModule,
         ckpt_path: str | Path | None = None,
-    ) -> dict[str, float]:
+    ) -> Metrics:
         """Evaluate on the validation images.
 
         Args:
@@ -273,7 +273,7 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
         model: FederatedAlgorithm,
         datamodule: FederatedDataModule,
         ckpt_path: str | Path | None = None,
-    ) -> dict[str, float]:
+    ) -> Metrics:
         """Evaluate on the test images.
 
         Args:
@@ -314,7 +314,7 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
         datamodule: FederatedDataModule,
         ckpt_path: str | Path | None,
         federation: Callable[[Run], SimulatedFederation] = SimulatedFederation,
-    ) -> dict[str, float]:
+    ) -> Metrics:
         """Run a command on all ranks."""
         setup.refuse_other_classes(model, datamodule)
         self.ckpt_path = checkpointing.find(ckpt_path, Path(self.default_root_dir))
@@ -333,7 +333,7 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
             launch.report() as report,
         ):
             with report.expected():
-                metrics: dict[str, float] = (
+                metrics: Metrics = (
                     run_command(self.fabric, *arguments, report)
                     if self._ranks_exist  # since an earlier command of this script
                     else launched(run_command, *arguments, report)
@@ -470,7 +470,7 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
             checkpointing.save_model(self, Path(folder))
         self.fabric.barrier()
 
-    def train_labels_alone(self, steps: int, folder: str) -> dict[str, float]:
+    def train_labels_alone(self, steps: int, folder: str) -> Metrics:
         """See :class:`~lightning_fedssl.run.Run`."""
         return labels_alone.train(self, type(self), steps, folder)
 
@@ -488,7 +488,7 @@ def run_command(
     datamodule: FederatedDataModule,
     make_federation: Callable[[Run], SimulatedFederation],
     report: launch.Report,
-) -> dict[str, float]:
+) -> Metrics:
     """Run a command on this rank.
 
     Args:

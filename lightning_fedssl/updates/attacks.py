@@ -12,8 +12,8 @@ from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
-import numpy as np
 import torch
+from numpy.random import Generator
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -100,7 +100,7 @@ class Attack(UpdateRule):
         return frozenset(order[: round(self.share * num_clients)].tolist())
 
     def falsify(
-        self, own: Sequence[State], others: Sequence[State], model: State, rng: np.random.Generator
+        self, own: Sequence[State], others: Sequence[State], model: State, rng: Generator
     ) -> None:
         """Change what the attackers of a round send, in place; by default nothing.
 
@@ -152,7 +152,7 @@ class SignFlip(Attack):
         self.scale = scale
 
     def falsify(
-        self, own: Sequence[State], others: Sequence[State], model: State, rng: np.random.Generator
+        self, own: Sequence[State], others: Sequence[State], model: State, rng: Generator
     ) -> None:
         """Reverse the movements."""
         for state in own:
@@ -178,7 +178,7 @@ class ALIE(Attack):
         self.z = z
 
     def falsify(
-        self, own: Sequence[State], others: Sequence[State], model: State, rng: np.random.Generator
+        self, own: Sequence[State], others: Sequence[State], model: State, rng: Generator
     ) -> None:
         """Send the shifted mean."""
         if len(others) < 2:

@@ -34,6 +34,7 @@ from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.local_training.sequential import Sent
+from lightning_fedssl.metrics import Metrics
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.updates.accounting import LEAST_NOISE, Budget, calibrated
@@ -343,9 +344,7 @@ class CentralDP(UpdateRule):
         trainer.log("privacy/clipped_share", sum(clipped) / max(len(clipped), 1), len(clipped))
         trainer.log("privacy/signal_to_noise", signal / noise if noise else 0.0, float(noise > 0))
 
-    def on_round_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
-    ) -> None:
+    def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
         """End the run before the round that would spend too much."""
         if (
             trainer.round_index < trainer.max_rounds

@@ -12,7 +12,7 @@ import torch
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.averaging import Sizes, State
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate
 
@@ -80,7 +80,7 @@ class UpdateRule(FederatedCallback):
         """The data that a client trains on in a round; by default its own."""
         return data
 
-    def upload_sizes(self, update: ClientUpdate, sizes: dict[str, int]) -> dict[str, int]:
+    def upload_sizes(self, update: ClientUpdate, sizes: Sizes) -> Sizes:
         """Bytes by name that a client uploads: fewer, if the rule compresses its update.
 
         Args:

@@ -16,7 +16,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.averaging import State, sizes_of
+from lightning_fedssl.functional.averaging import Sizes, State, sizes_of
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.schedules import FractionalCosine, Schedule
 from lightning_fedssl.state import ClientUpdate, load_optimizer_state, optimizer_state
@@ -97,15 +97,15 @@ class SlotAlgorithm(FederatedAlgorithm):
         """A slot's batch-norm statistics; initially those of the initial model."""
         return {**self.server.extra["buffers"], **self.clients.get(slot, "buffers")}
 
-    def download_sizes(self, client: int, received: State) -> dict[str, int]:
+    def download_sizes(self, client: int, received: State) -> Sizes:
         """The broadcast, and the momentum of the slot's last user."""
         return super().download_sizes(client, received) | self._momentum_sizes(client)
 
-    def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
+    def upload_sizes(self, update: ClientUpdate) -> Sizes:
         """The update, and the momentum for the slot's next user."""
         return super().upload_sizes(update) | self._momentum_sizes(update.client)
 
-    def _momentum_sizes(self, client: int) -> dict[str, int]:
+    def _momentum_sizes(self, client: int) -> Sizes:
         kept = self.clients.get(self.state_owner(client), "optimizer")
         return {f"optimizer.{name}": size for name, size in sizes_of(kept).items()}
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from lightning_fedssl.algorithm import FederatedAlgorithm, require
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.averaging import State, WeightedSum
+from lightning_fedssl.functional.averaging import State, Sums
 from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.state import load_optimizer_state, optimizer_state
@@ -93,7 +93,7 @@ class ServerPhases(FederatedAlgorithm):
         """
         return labeled_work(data, self.server_epochs, self.server_steps, view=self.server_view)
 
-    def aggregate(self, sums: dict[str, WeightedSum]) -> None:
+    def aggregate(self, sums: Sums) -> None:
         """Compute the new global model. Without an update,
         weights and optimizer stay as they are.
         """

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
+from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -47,7 +48,7 @@ class Partition:
     """
 
     def assign(
-        self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
+        self, labels: Tensor, num_clients: int, num_classes: int, generator: Generator
     ) -> list[Tensor]:
         """Assigns a pool of images to the clients.
 
@@ -63,7 +64,7 @@ class Partition:
         """
         raise NotImplementedError(f"{type(self).__name__} must override assign or split")
 
-    def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
+    def split(self, asked: SplitRequest, generator: Generator) -> FederatedSplit:
         """Assigns the images to server and clients, and decides which are labelled.
 
         The labelled images are balanced over the classes: ``num_labels // num_classes`` of each,
@@ -92,7 +93,7 @@ class Partition:
         )
 
     def add_unlabeled(
-        self, split: FederatedSplit, asked: SplitRequest, generator: np.random.Generator
+        self, split: FederatedSplit, asked: SplitRequest, generator: Generator
     ) -> FederatedSplit:
         """Gives the images that have no label to the clients.
 
@@ -129,9 +130,7 @@ class Partition:
             split, asked, who, "give numbers of samples whose SplitRequest.labels is not -1"
         )
 
-    def _assign_pool(
-        self, asked: SplitRequest, pool: Tensor, generator: np.random.Generator
-    ) -> IndexLists:
+    def _assign_pool(self, asked: SplitRequest, pool: Tensor, generator: Generator) -> IndexLists:
         """Assigns the images of ``pool`` and returns sorted indices.
 
         An empty pool gives every client nothing.
@@ -175,7 +174,7 @@ class Iid(Partition):
         self.drop_remainder = drop_remainder
 
     def assign(
-        self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
+        self, labels: Tensor, num_clients: int, num_classes: int, generator: Generator
     ) -> list[Tensor]:
         """Divides a random order of the pool into equal parts; see :meth:`Partition.assign`."""
         order = torch.from_numpy(generator.permutation(len(labels)))
@@ -204,7 +203,7 @@ class Shards(Partition):
         )
 
     def assign(
-        self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
+        self, labels: Tensor, num_clients: int, num_classes: int, generator: Generator
     ) -> list[Tensor]:
         """Cuts the classes into shards and assigns them; see :meth:`Partition.assign`."""
         by_class = positions_by_class(labels, num_classes)
@@ -255,7 +254,7 @@ class Dirichlet(Partition):
         self.min_size = require("Dirichlet", "min_size", min_size, min_size >= 1, "1 or more")
 
     def assign(
-        self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
+        self, labels: Tensor, num_clients: int, num_classes: int, generator: Generator
     ) -> list[Tensor]:
         """Draws proportions class by class, then tops up the smallest clients.
 
@@ -306,7 +305,7 @@ class ClientDirichlet(Partition):
         )
 
     def assign(
-        self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
+        self, labels: Tensor, num_clients: int, num_classes: int, generator: Generator
     ) -> list[Tensor]:
         """Draws every client's proportions, then divides class by class.
 
@@ -340,7 +339,7 @@ class FromFile(Partition):
     def __init__(self, path: str) -> None:
         self.path = path
 
-    def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
+    def split(self, asked: SplitRequest, generator: Generator) -> FederatedSplit:
         """Reads the file; see :meth:`Partition.split`.
 
         Raises:
@@ -390,7 +389,7 @@ class FromFile(Partition):
             raise ValueError(f"data.num_labels: all, but {self.path!r} has {found} labels")
 
     def add_unlabeled(
-        self, split: FederatedSplit, asked: SplitRequest, generator: np.random.Generator
+        self, split: FederatedSplit, asked: SplitRequest, generator: Generator
     ) -> FederatedSplit:
         """The split as it is: the file assigns the images without labels, too."""
         return split
@@ -458,9 +457,7 @@ def check_samples(split: FederatedSplit, asked: SplitRequest, who: str, remedy: 
         )
 
 
-def choose_labeled(
-    asked: SplitRequest, candidates: Tensor, generator: np.random.Generator
-) -> Tensor:
+def choose_labeled(asked: SplitRequest, candidates: Tensor, generator: Generator) -> Tensor:
     """The labelled images among ``candidates``, sorted indices.
 
     Args:
@@ -506,7 +503,7 @@ def _count_distinct(values: Tensor) -> int:
     return int((values.bincount() > 0).sum())
 
 
-def dirichlet(alpha: float, size: int, generator: np.random.Generator) -> NDArray[Any]:
+def dirichlet(alpha: float, size: int, generator: Generator) -> NDArray[Any]:
     """Proportions ``(size,)``; if the draw underflows, its limit for small alpha, which gives all
     to one client.
 
@@ -521,7 +518,7 @@ def dirichlet(alpha: float, size: int, generator: np.random.Generator) -> NDArra
     return drawn
 
 
-def _raise_to(floor: int, parts: list[Tensor], generator: np.random.Generator) -> None:
+def _raise_to(floor: int, parts: list[Tensor], generator: Generator) -> None:
     """Moves drawn images from the largest clients until every client holds ``floor``.
 
     Changes ``parts``.

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
 
-def even_counts(capacity: NDArray[Any], total: int, generator: np.random.Generator) -> NDArray[Any]:
+def even_counts(capacity: NDArray[Any], total: int, generator: Generator) -> NDArray[Any]:
     """Spreads ``total`` over bins as evenly as their capacities allow.
 
     Args:
@@ -33,9 +34,7 @@ def even_counts(capacity: NDArray[Any], total: int, generator: np.random.Generat
     return counts
 
 
-def choose_balanced(
-    labels: Tensor, count: int, num_classes: int, generator: np.random.Generator
-) -> Tensor:
+def choose_balanced(labels: Tensor, count: int, num_classes: int, generator: Generator) -> Tensor:
     """Positions of ``count`` images, equally many of each class as far as the classes reach,
     sorted.
 
@@ -50,9 +49,7 @@ def choose_balanced(
     return _choose(by_class, counts, generator)
 
 
-def choose_stratified(
-    labels: Tensor, count: int, num_classes: int, generator: np.random.Generator
-) -> Tensor:
+def choose_stratified(labels: Tensor, count: int, num_classes: int, generator: Generator) -> Tensor:
     """Positions of ``count`` images in the proportions of the classes (largest remainder), sorted.
 
     Args:
@@ -102,9 +99,7 @@ def positions_by_class(labels: Tensor, num_classes: int) -> list[NDArray[Any]]:
     return [np.flatnonzero(values == label) for label in range(num_classes)]
 
 
-def _choose(
-    by_class: list[NDArray[Any]], counts: NDArray[Any], generator: np.random.Generator
-) -> Tensor:
+def _choose(by_class: list[NDArray[Any]], counts: NDArray[Any], generator: Generator) -> Tensor:
     chosen = [
         generator.choice(members, size=n, replace=False)
         for members, n in zip(by_class, counts, strict=True)

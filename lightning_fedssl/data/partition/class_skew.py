@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -49,7 +50,7 @@ class ClassSkew(Partition):
         )
 
     def assign(
-        self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
+        self, labels: Tensor, num_clients: int, num_classes: int, generator: Generator
     ) -> list[Tensor]:
         """Assigns every class by its users' counts; see :meth:`Partition.assign`."""
         values = labels.numpy()
@@ -63,7 +64,7 @@ class ClassSkew(Partition):
                 part.append(assigned)
         return [torch.from_numpy(np.concatenate(part)) for part in parts]
 
-    def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
+    def split(self, asked: SplitRequest, generator: Generator) -> FederatedSplit:
         """Assigns as :meth:`Partition.split`, after the server's own images if ``server_images``
         are asked for.
         """
@@ -119,9 +120,7 @@ def ownership(num_clients: int, num_classes: int) -> NDArray[Any]:
     return owned
 
 
-def largest_remainder(
-    target: NDArray[Any], total: int, generator: np.random.Generator
-) -> NDArray[Any]:
+def largest_remainder(target: NDArray[Any], total: int, generator: Generator) -> NDArray[Any]:
     """Whole numbers close to ``target`` with the sum ``total``.
 
     Among equal remainders the choice is random.

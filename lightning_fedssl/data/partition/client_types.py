@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -62,7 +63,7 @@ class ClientTypes(Partition):
         return np.stack([np.roll(row, shift) for shift in range(num_classes)])
 
     def assign(
-        self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
+        self, labels: Tensor, num_clients: int, num_classes: int, generator: Generator
     ) -> list[Tensor]:
         """Draws class counts client by client; see :meth:`Partition.assign`."""
         members = [generator.permutation(part) for part in positions_by_class(labels, num_classes)]
@@ -82,7 +83,7 @@ class ClientTypes(Partition):
             parts.append(torch.from_numpy(np.concatenate(pieces)))
         return parts
 
-    def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
+    def split(self, asked: SplitRequest, generator: Generator) -> FederatedSplit:
         """As :meth:`Partition.split`, but labelled images at the clients are balanced at every one
         of them.
 

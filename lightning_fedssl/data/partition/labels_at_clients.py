@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from lightning_fedssl.data.partition.base import Partition, dirichlet, require
@@ -33,7 +34,7 @@ class _LabelsAtClients(Partition):
     def __init__(self, deal_as: int | None = None) -> None:
         self.deal_as = deal_as
 
-    def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
+    def split(self, asked: SplitRequest, generator: Generator) -> FederatedSplit:
         """Assigns the images to server and clients, and decides which are labelled.
 
         See :meth:`Partition.split`.
@@ -73,7 +74,7 @@ class _LabelsAtClients(Partition):
         raise NotImplementedError
 
     def unlabeled_counts(
-        self, sizes: Sequence[int], quotas: Counts, generator: np.random.Generator
+        self, sizes: Sequence[int], quotas: Counts, generator: Generator
     ) -> Counts:
         """How many unlabelled images of each class each client gets.
 
@@ -110,7 +111,7 @@ class Stratified(_LabelsAtClients):
         return list(range(num_classes))
 
     def unlabeled_counts(
-        self, sizes: Sequence[int], quotas: Counts, generator: np.random.Generator
+        self, sizes: Sequence[int], quotas: Counts, generator: Generator
     ) -> Counts:
         """Equal shares of all images, less the labelled ones; see the base class."""
         clients = len(quotas)
@@ -162,7 +163,7 @@ class LabeledClasses(_LabelsAtClients):
         return _neighbours(client * self.classes_per_client, self.classes_per_client, num_classes)
 
     def unlabeled_counts(
-        self, sizes: Sequence[int], quotas: Counts, generator: np.random.Generator
+        self, sizes: Sequence[int], quotas: Counts, generator: Generator
     ) -> Counts:
         """One Dirichlet draw over the clients per class; see the base class."""
         draws = [dirichlet(self.alpha, len(quotas), generator) for _ in sizes]
@@ -223,7 +224,7 @@ class ClassMismatch(_LabelsAtClients):
         return _neighbours(client, self.classes_per_client, num_classes)
 
     def unlabeled_counts(
-        self, sizes: Sequence[int], quotas: Counts, generator: np.random.Generator
+        self, sizes: Sequence[int], quotas: Counts, generator: Generator
     ) -> Counts:
         """Sizes first, then each client's classes inside and outside its labelled ones.
 

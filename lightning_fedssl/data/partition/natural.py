@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
+from numpy.random import Generator
 from torch import Tensor
 
 from lightning_fedssl.data.partition.base import Iid, Partition, append_unlabeled, marked, require
@@ -19,7 +19,7 @@ class NaturalClients(Partition):
     Needs data with client identifiers and ``data.num_clients`` equal to their number.
     """
 
-    def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
+    def split(self, asked: SplitRequest, generator: Generator) -> FederatedSplit:
         """Assigns by identifier; see :meth:`Partition.split`.
 
         Raises:
@@ -39,14 +39,12 @@ class NaturalClients(Partition):
             )
         return super().split(asked, generator)
 
-    def _assign_pool(
-        self, asked: SplitRequest, pool: Tensor, generator: np.random.Generator
-    ) -> IndexLists:
+    def _assign_pool(self, asked: SplitRequest, pool: Tensor, generator: Generator) -> IndexLists:
         assert asked.client_ids is not None  # split has refused this
         return _by_owner(pool, asked.client_ids, asked.num_clients)
 
     def add_unlabeled(
-        self, split: FederatedSplit, asked: SplitRequest, generator: np.random.Generator
+        self, split: FederatedSplit, asked: SplitRequest, generator: Generator
     ) -> FederatedSplit:
         """Gives the images without labels to the clients of their identifiers."""
         assert asked.client_ids is not None  # split has refused this
@@ -76,7 +74,7 @@ class FullyLabeledClients(Partition):
         )
         self.of = Iid() if of is None else of
 
-    def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
+    def split(self, asked: SplitRequest, generator: Generator) -> FederatedSplit:
         """Assigns with the other partition, then hides the labels of all but the first clients.
 
         Raises:
@@ -103,7 +101,7 @@ class FullyLabeledClients(Partition):
         return FederatedSplit(split.seed, split.server_labeled, ClientList.mark(held, is_labeled))
 
     def add_unlabeled(
-        self, split: FederatedSplit, asked: SplitRequest, generator: np.random.Generator
+        self, split: FederatedSplit, asked: SplitRequest, generator: Generator
     ) -> FederatedSplit:
         """Gives the images without labels to the clients without labels, in equal parts of a random
         order.

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -43,7 +44,7 @@ class PairedDirichlet(Partition):
             "PairedDirichlet", "alpha", alpha, 0 < alpha < math.inf, "a finite number above 0"
         )
 
-    def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
+    def split(self, asked: SplitRequest, generator: Generator) -> FederatedSplit:
         """Assigns labelled and unlabelled images apart where the labels are at the clients.
 
         See :meth:`Partition.split`.
@@ -60,7 +61,7 @@ class PairedDirichlet(Partition):
         return FederatedSplit(asked.seed, labeled[:0], clients)
 
     def assign(
-        self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
+        self, labels: Tensor, num_clients: int, num_classes: int, generator: Generator
     ) -> list[Tensor]:
         """Divides a random part between the clients of each pair; see :meth:`Partition.assign`."""
         order = torch.from_numpy(generator.permutation(len(labels)))
@@ -74,7 +75,7 @@ class PairedDirichlet(Partition):
         return parts
 
     def _divide(
-        self, labels: Tensor, clients: int, num_classes: int, generator: np.random.Generator
+        self, labels: Tensor, clients: int, num_classes: int, generator: Generator
     ) -> Tensor:
         """The positions of a pair's images: the first client's, class by class, then the second's.
 
@@ -99,7 +100,7 @@ class PairedDirichlet(Partition):
         by_class: list[NDArray[np.int64]],
         clients: int,
         total: int,
-        generator: np.random.Generator,
+        generator: Generator,
     ) -> list[NDArray[np.int64]]:
         """One draw of the proportions of every class."""
         parts = [np.zeros(0, dtype=np.int64) for _ in range(clients)]

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import torch
+from numpy.random import Generator
 
 from lightning_fedssl.data.partition.base import Iid, Partition, require
 from lightning_fedssl.data.partition.federated_split import (
@@ -37,7 +37,7 @@ class Pooled(Partition):
         )
         self.of = Iid() if of is None else of
 
-    def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
+    def split(self, asked: SplitRequest, generator: Generator) -> FederatedSplit:
         """Draws the other partition and pools it; see :meth:`Partition.split`.
 
         Raises:
