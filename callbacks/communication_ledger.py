@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.functional.by_name import mapped
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -179,7 +180,7 @@ class CommunicationLedger(FederatedCallback):
         for of_rank in trainer.gather(dict(self._sent)):
             for key, transfers in of_rank.items():
                 sent[key] += transfers
-        self.entries = {key: replace(entry) for key, entry in self._before.items()}
+        self.entries = mapped(replace, self._before)
         for key in sorted(sent):
             entry = Entry.of_round(sent[key], trainer.round_index, unused)
             self.entries.setdefault(key, Entry()).add(entry)

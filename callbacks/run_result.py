@@ -11,6 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.labels_alone import LabelsAlone
+from lightning_fedssl.functional.by_name import mapped
 from lightning_fedssl.version import __version__
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def as_json(value: Any, indent: int | None = None) -> str:
 
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
+        return mapped(_finite, value)
     if isinstance(value, (list, tuple)):
         return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -25,6 +25,7 @@ from lightning_fedssl.functional.batch_norm import (
     has_static_batch_norm,
     measuring_batches,
 )
+from lightning_fedssl.functional.by_name import prefixed
 from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:
@@ -227,10 +228,7 @@ class StaticBatchNorm(FederatedCallback):
         The parties are divided among the ranks.
         """
         parties = range(sampling.SERVER, trainer.datamodule.num_clients)
-        weights = {
-            f"for statistics {name}": size
-            for name, size in sizes_of(algorithm.server.parameters).items()
-        }
+        weights = prefixed("for statistics ", sizes_of(algorithm.server.parameters))
         mine = {}
         own = parties[trainer.global_rank :: trainer.world_size]
         for client in algorithm.federation.reached(

@@ -35,6 +35,7 @@ from torch.optim import Optimizer
 from lightning_fedssl import sampling
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State, Sums, WeightedSum, sizes_of
+from lightning_fedssl.functional.by_name import taken
 from lightning_fedssl.functional.frozen import freeze as freeze_weights
 from lightning_fedssl.functional.optimizers import sgd
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32
@@ -453,7 +454,7 @@ class FederatedAlgorithm(LightningModule):
         saved, names = checkpoint["federation"], self.state_dict()
         local = {name: t for name, t in names.items() if is_local(name, self.local_modules)}
         known = {**local, **saved["parameters"], **saved["buffers"], **checkpoint["state_dict"]}
-        checkpoint["state_dict"] = {name: known[name] for name in names if name in known}
+        checkpoint["state_dict"] = taken(known, names)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor | None:
         """Log the loss of a validation batch.

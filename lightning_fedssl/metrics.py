@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_fedssl.functional.by_name import places
 from lightning_fedssl.functional.device_copies import copy_to_cpu
 
 Metrics = dict[str, float]
@@ -159,7 +160,7 @@ def means_of(shares: Sequence[Share], order: Sequence[int] | None = None) -> Met
         order: The clients in the order in which their values are added; ascending numbers if left
             out.
     """
-    place = None if order is None else {client: index for index, client in enumerate(order)}
+    place = None if order is None else places(order)
     clients = sorted(
         (one for share in shares for one in share.of_clients),
         key=lambda one: place[one[0]] if place else one[0],

@@ -21,6 +21,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
+from lightning_fedssl.functional.by_name import below
 from lightning_fedssl.local_training import LocalTraining
 from lightning_fedssl.metrics import Counter, MetricCollector, Metrics, as_tensors
 from lightning_fedssl.round import Round
@@ -146,7 +147,7 @@ class Run(ABC):
         Returns:
             The bytes, by name.
         """
-        sent = {name: n for name, n in counts.items() if name.startswith("communication/")}
+        sent = below("communication/", counts)
         self.total_bytes += sum(sent.values())
         return sent
 

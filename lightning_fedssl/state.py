@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fedssl.functional.averaging import Sizes, State, sizes_of
+from lightning_fedssl.functional.by_name import prefixed
 from lightning_fedssl.functional.frozen import frozen_names, tensors_that_change
 
 Direction = Literal["down", "up"]
@@ -101,7 +102,7 @@ def named_payload(payload: State) -> State:
     """What a client sends beside its model, under the names of the ledger and of messages:
     ``payload.NAME``.
     """
-    return {f"payload.{name}": t for name, t in payload.items()}
+    return prefixed("payload.", payload)
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, Sums
+from lightning_fedssl.functional.by_name import mapped
 from lightning_fedssl.functional.tied import tensors_of
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.models.teacher import Teacher
@@ -266,6 +267,6 @@ class CBAFed(FederatedAlgorithm):
         if self.residual and after > 0 and after % _EVERY == 0 and record:
             mean = {name: (record[name] + t) / 2 for name, t in mean.items()}
         if self.residual and (after < 0 or (after > 0 and after % _EVERY == 0)):
-            self.server.extra["record"] = {name: t.clone() for name, t in mean.items()}
+            self.server.extra["record"] = mapped(Tensor.clone, mean)
         weights = {name: mean.pop(name) for name in self.server.parameters if name in mean}
         self.server.update(weights, buffers=mean)

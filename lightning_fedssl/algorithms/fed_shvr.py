@@ -52,6 +52,7 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State, Sums, WeightedSum, sizes_of
+from lightning_fedssl.functional.by_name import mapped, prefixed
 from lightning_fedssl.functional.device_copies import on_cpu
 from lightning_fedssl.functional.losses import kl_from_uniform, kl_to_uniform, soft_cross_entropy
 from lightning_fedssl.functional.optimizers import plain_sgd, require_plain_sgd
@@ -156,10 +157,7 @@ class FedSHVR(PairedBatches):
         if last := self.clients.get(client, "last_round"):
             sizes["tau_bar"] = 8
             if int(last["round"]) < self.current_round.index - 1:
-                sizes |= {
-                    f"last_round.{name}": size
-                    for name, size in sizes_of(self.server.parameters).items()
-                }
+                sizes |= prefixed("last_round.", sizes_of(self.server.parameters))
         return sizes
 
     def upload_sizes(self, update: ClientUpdate) -> Sizes:
@@ -310,7 +308,7 @@ class FedSHVR(PairedBatches):
             return
         tau = mean.pop(_STEPS)
         scale = tau if self.averaging == "normalized" else torch.ones_like(tau)
-        before = {name: p.clone() for name, p in self.server.parameters.items()}
+        before = mapped(Tensor.clone, self.server.parameters)
         model = WeightedSum()
         model.add(
             {name: before[name] - scale * t if name in before else t for name, t in mean.items()}
@@ -332,7 +330,7 @@ class FedSHVR(PairedBatches):
             return {}
         return {
             "tau_bar": self._tau_bar.double(),
-            **{f"last_round.{n}": p for n, p in self.server.parameters.items()},
+            **prefixed("last_round.", self.server.parameters),
         }
 
     def _mean_step(self, update: ClientUpdate) -> State:

@@ -72,6 +72,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import Sizes, State, Sums, sizes_of
+from lightning_fedssl.functional.by_name import below, mapped, unprefixed
 from lightning_fedssl.functional.device_copies import on_cpu
 from lightning_fedssl.functional.fedmatch import (
     decomposition_penalty,
@@ -426,7 +427,7 @@ class FedMatch(FederatedAlgorithm):
     def _embedded(self, updates: Iterable[ClientUpdate]) -> Iterator[ClientUpdate]:
         for update in updates:
             if self.num_helpers:
-                psi = {n: p for n, p in update.parameters.items() if n.startswith(_PSI)}
+                psi = below(_PSI, update.parameters)
                 self.clients.put(update.client, "psi", psi)
                 embedding = self.embed({**update.parameters, **update.buffers})
                 self.clients.put(update.client, "embedding", {"p": embedding})
@@ -442,10 +443,8 @@ class FedMatch(FederatedAlgorithm):
         """
         # Updates of other ranks have lost their memory layout, which changes the last bits of a
         # convolution.
-        state = {name: t.contiguous() for name, t in {**self.server.model(), **uploaded}.items()}
-        sigma = {
-            name.removeprefix(_SIGMA): t for name, t in state.items() if name.startswith(_SIGMA)
-        }
+        state = mapped(Tensor.contiguous, {**self.server.model(), **uploaded})
+        sigma = unprefixed(_SIGMA, below(_SIGMA, state))
         names = zip(self.network.decomposed, self._psi_names(), strict=True)
         pairs = [(sigma.pop(name), state[psi]) for name, psi in names]
         self.eval()
@@ -567,10 +566,7 @@ class FedMatch(FederatedAlgorithm):
 
 def _counts(masks: State) -> dict[str, int]:
     """How many entries of each mask are true."""
-    return {
-        name: int(count)
-        for name, count in on_cpu({name: mask.sum() for name, mask in masks.items()}).items()
-    }
+    return mapped(int, on_cpu(mapped(Tensor.sum, masks)))
 
 
 def _whole_batches(count: int, batch_size: int) -> int:

@@ -57,6 +57,7 @@ from lightning_fedssl.algorithms.common.views import logits_of_views
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, Sums, WeightedSum
 from lightning_fedssl.functional.batch_norm import evaluating
+from lightning_fedssl.functional.by_name import taken
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_work import LocalWork, labeled_work, side_by_side, unlabeled_work
 from lightning_fedssl.state import Batch, ClientUpdate
@@ -298,7 +299,7 @@ class FedRGD(SlotAlgorithm):
                 server = self._servers[group % len(self._servers)]
                 total.add({name: server[name] for name in summed}, self.server_votes)
             mean = self.server.extra[f"group {group}"] = {**known, **(total.mean() or {})}
-            average.add({name: mean[name] for name in summed if name in mean})
+            average.add(taken(mean, summed))
         new = average.mean() or {}
         buffers = {name: new.pop(name) for name in list(new) if name in self.server.buffers}
         if not self._servers and self.bn_buffers == "slot":

@@ -44,6 +44,7 @@ from lightning_fedssl.algorithms.fixmatch import FixMatch
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import evaluating
+from lightning_fedssl.functional.by_name import below, unprefixed
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label, skew_of
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models.teacher import Teacher
@@ -144,11 +145,11 @@ class FedSwitch(FixMatch):
 
     def evaluated_model(self) -> State:
         """The global teacher under the names of the network."""
-        return {name.removeprefix(_TEACHER): t for name, t in self.global_teacher().items()}
+        return unprefixed(_TEACHER, self.global_teacher())
 
     def global_teacher(self) -> State:
         """The global teacher's weights and buffers."""
-        return {name: t for name, t in self.server.model().items() if name.startswith(_TEACHER)}
+        return below(_TEACHER, self.server.model())
 
     def uploaded_buffers(self) -> list[str]:
         """The buffers of the student."""

@@ -30,6 +30,7 @@ from lightning_fedssl.algorithms.common.split_learning import SplitTraining
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State, sizes_of
 from lightning_fedssl.functional.batch_norm import evaluating
+from lightning_fedssl.functional.by_name import below, without
 from lightning_fedssl.functional.losses import consistency_losses
 from lightning_fedssl.functional.pseudo_labels import pseudo_label, skew_of
 from lightning_fedssl.functional.tied import call_with, tensors_of
@@ -85,9 +86,7 @@ class FedSwitchSL(SplitTraining):
         self.log("client/teacher_share", float(by_teacher))
         if by_teacher:
             bottoms = super().broadcast(data.party)
-            sizes = sizes_of(
-                {name: t for name, t in bottoms.items() if name.startswith("teacher.")}
-            )
+            sizes = sizes_of(below("teacher.", bottoms))
             self.federation.transfer(data.party, "down", sizes)
         flags = torch.full(
             (data.batch_size,), float(by_teacher), dtype=data.dtype, device=data.images.device
@@ -127,9 +126,7 @@ class FedSwitchSL(SplitTraining):
         """Bytes of the features alone: the flag is not sent,
         because the server made the decision.
         """
-        return super().step_sizes(
-            client, {name: t for name, t in features.items() if name != "by_teacher"}
-        )
+        return super().step_sizes(client, without(features, ["by_teacher"]))
 
     def joint_training_step(self, features: State, batch_idx: int) -> JointStep:
         """H on the features of all clients, each labelled by the top of the model that labels."""

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
+from lightning_fedssl.functional.by_name import without
 from lightning_fedssl.version import __version__
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ def _network(run: Run) -> Any:
 def partition_key(data: dict[str, Any]) -> str:
     """The keys of ``data`` that the partition depends on, with their values, as JSON."""
     return json.dumps(
-        {k: v for k, v in data.items() if k not in NOT_IN_THE_PARTITION},
+        without(data, NOT_IN_THE_PARTITION),
         sort_keys=True,
         default=str,
     )

@@ -31,6 +31,7 @@ from lightning_fedssl.deployment.messages import (
 from lightning_fedssl.deployment.obstacles import refuse_undeployable
 from lightning_fedssl.distributed import launch
 from lightning_fedssl.functional.averaging import Sizes, State
+from lightning_fedssl.functional.by_name import only, unprefixed, without
 from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_work import LocalWork
@@ -193,7 +194,7 @@ class Node:
 
         The weights stay here, as training may start from the same.
         """
-        weights = {name.removeprefix(FOR_STATISTICS): t for name, t in tensors.items()}
+        weights = unprefixed(FOR_STATISTICS, tensors)
         self._save("weights", weights)
         load_state(self.algorithm, weights)
         with self.trainer.fabric.autocast():
@@ -230,7 +231,7 @@ class Node:
             }
             self._begin_round(accepted, before)
             algorithm.on_result(client, self._on_device(result))
-        model = {n: t for n, t in received.items() if n not in result_names}
+        model = without(received, result_names)
         self._begin_round(data.round, model)
         collector = MetricCollector()
         seen = _Received(self._on_device(model), collector)
@@ -270,8 +271,8 @@ class Node:
             self.trainer.max_rounds,
         )
         server.update(
-            {name: t for name, t in model.items() if name in server.parameters},
-            {name: t for name, t in model.items() if name in server.buffers},
+            only(model, server.parameters),
+            only(model, server.buffers),
         )
         set_learning_rates(algorithm, [self.optimizer], round_index, max_rounds)
         algorithm.current_round = Round(

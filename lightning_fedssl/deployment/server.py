@@ -36,6 +36,7 @@ from lightning_fedssl.deployment.obstacles import refuse_callbacks, refuse_undep
 from lightning_fedssl.deployment.own_data import ServerData
 from lightning_fedssl.functional.averaging import State, sizes_of
 from lightning_fedssl.functional.batch_norm import LayerMoments, local_moments
+from lightning_fedssl.functional.by_name import only, prefixed, without
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate, named_payload
 from lightning_fedssl.storage import checkpoint_file
@@ -106,7 +107,7 @@ class Nodes:
     def connected(self) -> dict[int, int]:
         """The clients whose nodes are connected now, with their nodes."""
         present = set(self.grid.get_node_ids())
-        self._asked = {node: question for node, question in self._asked.items() if node in present}
+        self._asked = only(self._asked, present)
         waits = {node for node, end in self._waits.items() if time.monotonic() < end}
         if new := sorted(present - self._asked.keys() - waits):
             questions = [
@@ -264,7 +265,7 @@ class DeployedFederation(SimulatedFederation):
         and let the nodes measure those of the clients.
         """
         algorithm = self.trainer.algorithm
-        weights = {f"{FOR_STATISTICS}{name}": t for name, t in algorithm.server.parameters.items()}
+        weights = prefixed(FOR_STATISTICS, algorithm.server.parameters)
         clients = [party for party in parties if party != sampling.SERVER]
         answers = self.nodes.ask(
             "moments", {k: to_records(weights, self._order(k, batch_size)) for k in clients}
@@ -359,7 +360,7 @@ class DeployedFederation(SimulatedFederation):
             if self._held.get(client) == algorithm.server.version
             else set()
         )
-        tensors = {name: t for name, t in model.items() if name not in held}
+        tensors = without(model, held)
         result = algorithm.server.extra.get(f"{_RESULT}{order['accepted']}", {})
         new = order["accepted"] < self.trainer.round_index - 1
         tensors |= {name: t for name, t in result.items() if new or not name.startswith(LAST_ROUND)}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from operator import attrgetter
 
 import torch
 from torch import Tensor
+
+from lightning_fedssl.functional.by_name import mapped
 
 State = dict[str, Tensor]
 """Tensors by name: the parameters or buffers of a model, or other tensors that server and clients
@@ -70,4 +73,4 @@ def is_finite(tensors: Iterable[Tensor]) -> bool:
 
 def sizes_of(state: State) -> Sizes:
     """The size of each tensor of a state in bytes, by name."""
-    return {name: t.nbytes for name, t in state.items()}
+    return mapped(attrgetter("nbytes"), state)

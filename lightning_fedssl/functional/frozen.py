@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.by_name import without
 from lightning_fedssl.functional.tied import first_names, tensors_of
 
 _MARK = "frozen_tensors"
@@ -132,4 +133,4 @@ def frozen_names(module: nn.Module) -> frozenset[str]:
 def tensors_that_change(module: nn.Module) -> State:
     """A module's weights and buffers by name without the frozen ones, not copied."""
     frozen = frozen_names(module)
-    return {name: tensor for name, tensor in tensors_of(module).items() if name not in frozen}
+    return without(tensors_of(module), frozen)

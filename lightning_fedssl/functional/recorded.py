@@ -15,6 +15,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lightning_fedssl.functional.by_name import mapped
+
 _log = logging.getLogger(__name__)
 
 Values = list[tuple[Tensor, str, float]]
@@ -106,7 +108,7 @@ class Recorded:
         self, inputs: dict[str, Tensor], count: Tensor
     ) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Values]:
         """The graph, the tensors that it reads, and those that it writes."""
-        own, count = {name: t.clone() for name, t in inputs.items()}, count.clone()
+        own, count = mapped(Tensor.clone, inputs), count.clone()
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(count.device)
         stream.wait_stream(torch.cuda.current_stream(count.device))
         with torch.cuda.stream(stream):

@@ -29,6 +29,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.datasets import shortened
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.batch_norm import accept_single_values
+from lightning_fedssl.functional.by_name import prefixed
 from lightning_fedssl.functional.frozen import freeze
 from lightning_fedssl.interop.loaders import LoaderData, Loaders, samples_of, seeded
 from lightning_fedssl.interop.run_logger import RunLogger
@@ -195,7 +196,7 @@ class FitsLightningModule(FederatedAlgorithm):
         """Read what :meth:`on_save_checkpoint` wrote."""
         self.network.on_load_checkpoint(checkpoint)
         saved = checkpoint["state_dict"]
-        checkpoint["state_dict"] = {f"network.{name}": tensor for name, tensor in saved.items()}
+        checkpoint["state_dict"] = prefixed("network.", saved)
 
 
 class Fit(Callback):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
+from operator import itemgetter
 from typing import Protocol
 
 import torch
@@ -25,6 +26,7 @@ from lightning_fedssl.algorithm import JointAlgorithm, JointStep
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.by_name import mapped, places, stacked, without
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.functional.tied import places_of
 from lightning_fedssl.local_training.sequential import (
@@ -112,7 +114,7 @@ def train_jointly(
                 group.features(list(islice(remaining, len(group.clients))), step)
                 for group in groups
             ]
-        features = seats.gather([{name: t.detach() for name, t in part.items()} for part in own])
+        features = seats.gather([mapped(Tensor.detach, part) for part in own])
         seats.leave_out(features)
         server, gradient = None, torch.zeros_like(features[STUDENT])
         if seats.present:
@@ -206,9 +208,7 @@ def _report(
     for client, batch, seat in zip(ready, batches, seats.mine, strict=True):
         if seats.left_before(seat):
             continue
-        up, down = algorithm.step_sizes(
-            client.data.party, {name: t[seat] for name, t in features.items()}
-        )
+        up, down = algorithm.step_sizes(client.data.party, mapped(itemgetter(seat), features))
         observer.transfer(client.data.party, "up", up)
         if seat not in seats.present:
             continue
@@ -254,7 +254,7 @@ class _Seats:
     def __init__(self, fabric: Fabric, cohort: Sequence[int], mine: Sequence[int]) -> None:
         self.fabric = fabric
         self.by_rank: list[list[int]] = collectives.gather(fabric, list(mine))
-        place = {client: index for index, client in enumerate(cohort)}
+        place = places(cohort)
         everyone = [client for part in self.by_rank for client in part]
         self.total = len(everyone)
         order = sorted(range(self.total), key=lambda row: place[everyone[row]])
@@ -321,9 +321,7 @@ class _Seats:
             joined = collectives.gather_rows(
                 self.fabric, joined, [len(part) for part in self.by_rank]
             )
-        return (
-            joined if self._order is None else {name: t[self._order] for name, t in joined.items()}
-        )
+        return joined if self._order is None else mapped(itemgetter(self._order), joined)
 
     def own(self, rows: Tensor) -> Tensor:
         """This rank's rows out of those of all clients."""
@@ -358,7 +356,7 @@ class _Bottoms:
         theirs = [name for name in clients[0].received if algorithm.at_clients(name)]
         self.tensors = {name: torch.stack([c.received[name] for c in clients]) for name in theirs}
         self.leaves = {name: self.tensors[name].requires_grad_() for name in self.order}
-        self.rest = {name: t for name, t in self.tensors.items() if name not in self.leaves}
+        self.rest = without(self.tensors, self.leaves)
         self.optimizers = StackedOptimizer(
             part, [kept_optimizer_state(algorithm, c.owner) for c in clients]
         )
@@ -368,18 +366,18 @@ class _Bottoms:
         """The features that the clients send, ``(clients, batch, ...)`` each."""
         with own_random_stream(self.clients[0].data, "joint network", step):
             if len(self.clients) == 1:
-                own = {name: t[0] for name, t in self.tensors.items()}
+                own = mapped(itemgetter(0), self.tensors)
                 given = placed(own, self.places)
                 alone: State = functional_call(
                     self.module, given, (batches[0], step), tie_weights=False
                 )
-                self._store({name: t[None] for name, t in self._replaced(given, own).items()})
-                return {name: t[None] for name, t in alone.items()}
-            stacked = {name: torch.stack([batch[name] for batch in batches]) for name in batches[0]}
+                self._store(mapped(itemgetter(None), self._replaced(given, own)))
+                return mapped(itemgetter(None), alone)
+            joined = stacked(batches)
             with StackedLayers():
                 together, replaced = vmap(
                     self._of_one, randomness="different", in_dims=(0, 0, 0, None)
-                )(self.leaves, self.rest, stacked, step)
+                )(self.leaves, self.rest, joined, step)
         self._store(replaced)
         return together
 
@@ -415,7 +413,7 @@ class _Bottoms:
         for row, client in enumerate(self.clients):
             if client.data.party in left_out:
                 continue
-            tensors = {name: t[row] for name, t in self.tensors.items()}
+            tensors = mapped(itemgetter(row), self.tensors)
             update = sent.update(tensors, client.data, client.work)
             new = self.optimizers.state_of(row) if self.algorithm.keep_client_optimizer else {}
             updates.append(finish(self.algorithm, client.data, update, observer, new, client.owner))

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.by_name import mapped
 from lightning_fedssl.functional.tied import places_of, tensors_of
 from lightning_fedssl.local_training.sequential import own_random_stream, recording
 from lightning_fedssl.local_training.vectorized import CallOf, placed
@@ -41,9 +42,7 @@ def step_work(
     """
     if work.train is not None:
         return 1.0
-    batch = {
-        name: tensor.clone() for name, tensor in work.batch(0).items()
-    }  # a loss may change a batch in place
+    batch = mapped(Tensor.clone, work.batch(0))  # a loss may change a batch in place
     shapes = tuple((name, tensor.shape) for name, tensor in batch.items())
     if shapes not in known:
         algorithm.train()

@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from torch.optim import Optimizer
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.by_name import mapped, stacked
 from lightning_fedssl.functional.recorded import Recorded, Values
 from lightning_fedssl.functional.tied import places_of
 from lightning_fedssl.local_training.sequential import (
@@ -205,9 +207,7 @@ class Stack:
         self.order = [names[id(p)] for group in template.param_groups for p in group["params"]]
         self.trainable = [name for name, p in algorithm.named_parameters() if p.requires_grad]
         received = [client.received for client in self.clients]
-        self.tensors = {
-            name: torch.stack([state[name] for state in received]) for name in received[0]
-        }
+        self.tensors = stacked(received)
         self.optimizers = StackedOptimizer(
             template, [kept_optimizer_state(algorithm, c.owner) for c in self.clients]
         )
@@ -218,7 +218,7 @@ class Stack:
     def tensors_of(self, client: Client) -> State:
         """A client's weights and buffers, not copied."""
         row = self.clients.index(client)
-        return {name: t[row] for name, t in self.tensors.items()}
+        return mapped(itemgetter(row), self.tensors)
 
     def optimizer_state_of(self, client: Client) -> State:
         """The state of a client's optimizer."""
@@ -297,7 +297,7 @@ class Stack:
             index: Any = slice(None)
         else:
             index = torch.tensor(rows, device=next(iter(leaves.values())).device)
-            leaves, rest = ({k: t[index] for k, t in part.items()} for part in (leaves, rest))
+            leaves, rest = (mapped(itemgetter(index), part) for part in (leaves, rest))
         losses, values, replaced = self._losses(leaves, rest, batch, step)
         for name, new in (replaced if everyone else {**rest, **replaced}).items():
             self.rest[name][index] = new.detach()

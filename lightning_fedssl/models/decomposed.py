@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.by_name import mapped
 from lightning_fedssl.functional.tied import call_with
 from lightning_fedssl.models.network import Network
 
@@ -47,7 +48,7 @@ class Decomposed(Network):
             name.replace(".", "/"): network.get_parameter(name).detach() * psi_scale
             for name in self.decomposed
         }
-        self.psi = nn.ParameterDict({name: nn.Parameter(part) for name, part in parts.items()})
+        self.psi = nn.ParameterDict(mapped(nn.Parameter, parts))
 
     def pairs(self) -> list[tuple[Tensor, Tensor]]:
         """Sigma and psi of every decomposed tensor."""

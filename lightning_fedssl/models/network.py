@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fedssl.functional.batch_norm import accept_single_values, evaluating
+from lightning_fedssl.functional.by_name import only
 from lightning_fedssl.functional.tied import complete_when_loaded
 
 InShape = tuple[int, ...]
@@ -148,7 +149,7 @@ def _arguments(
         )
     offered = {"num_classes": num_classes, "in_shape": in_shape, "in_channels": in_shape[0]}
     accepted = _accepted(_target(factory))
-    return {name: value for name, value in offered.items() if name in accepted}
+    return only(offered, accepted)
 
 
 def _accepted(target: Callable[..., nn.Module]) -> set[str]:

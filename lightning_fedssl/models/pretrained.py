@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lightning_fedssl.functional.averaging import State, is_finite
+from lightning_fedssl.functional.by_name import below, prefixed, unprefixed, without
 from lightning_fedssl.functional.frozen import select_names, shortened
 from lightning_fedssl.functional.tied import first_names, tensors_of
 from lightning_fedssl.models.network import Network
@@ -137,7 +138,7 @@ def _without_prefixes(state: State) -> State:
     """The weights of the network: of a checkpoint of this package without a teacher's, and without
     common prefixes.
     """
-    network = {name: tensor for name, tensor in state.items() if name.startswith("network.")}
+    network = below("network.", state)
     state = (
         network
         if network and all(n.startswith(("network.", "teacher.", "head.")) for n in state)
@@ -145,15 +146,15 @@ def _without_prefixes(state: State) -> State:
     )
     for prefix in _PREFIXES:
         if all(name.startswith(prefix) for name in state):
-            state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+            state = unprefixed(prefix, state)
     return state
 
 
 def _with_prefix(found: State, own: State) -> State:
     """A file's tensors under the prefix of a network that stands in an attribute (``net.``)."""
     prefix = next(iter(own), "").partition(".")[0] + "."
-    prefixed = {prefix + name: tensor for name, tensor in found.items()}
-    return prefixed if prefixed.keys() & own.keys() and not found.keys() & own.keys() else found
+    named = prefixed(prefix, found)
+    return named if named.keys() & own.keys() and not found.keys() & own.keys() else found
 
 
 def _without_adapters(own: State, found: State) -> tuple[State, State]:
@@ -173,7 +174,7 @@ def _without_adapters(own: State, found: State) -> tuple[State, State]:
     }
     names = {name: re.sub(_OF_PEFT, "", name.partition(_PEFT)[2]) for name in kept}
     known = {name: found[old] for name, old in names.items() if old in found}
-    return kept, known | {old: tensor for old, tensor in found.items() if old not in names.values()}
+    return kept, known | without(found, names.values())
 
 
 def _mismatch(own: State, found: State) -> list[str]:

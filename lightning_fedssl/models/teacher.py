@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from torch import nn
 
+from lightning_fedssl.functional.by_name import mapped
 from lightning_fedssl.functional.ema import ema_update
 from lightning_fedssl.functional.frozen import tensors_that_change
 from lightning_fedssl.functional.tied import tensors_of
@@ -26,7 +27,7 @@ class Teacher(nn.ModuleDict):
     """
 
     def __init__(self, originals: dict[str, nn.Module]) -> None:
-        super().__init__({name: copy.deepcopy(module) for name, module in originals.items()})
+        super().__init__(mapped(copy.deepcopy, originals))
         self.requires_grad_(False)
         self.eval()
 

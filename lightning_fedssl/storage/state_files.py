@@ -14,6 +14,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
+from lightning_fedssl.functional.by_name import mapped
 from lightning_fedssl.storage.files import write_synced
 
 State = dict[str, Tensor]
@@ -57,7 +58,7 @@ def read(path: Path) -> State:
         raise ValueError(f"ckpt_path: {path} was changed or damaged; {_REMEDY}")
     try:
         found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        return {name: tensor.detach() for name, tensor in found.items()}
+        return mapped(Tensor.detach, found)
     except Exception as error:
         raise ValueError(f"ckpt_path: {path} is no file of states; {_REMEDY}") from error
 

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from lightning_fedssl import export
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.export import describe_model
 from lightning_fedssl.export.description import Description, describe_data
+from lightning_fedssl.functional.by_name import mapped, only, prefixed, without
 from lightning_fedssl.metrics import Metrics
 from lightning_fedssl.round import Round
 from lightning_fedssl.run import Run
@@ -81,7 +83,7 @@ def _description(trainer: Run) -> Description:
 
 
 def _scalars(trainer: Run) -> Metrics:
-    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return mapped(float, trainer.callback_metrics)
 
 
 def save_missing(trainer: Run) -> None:
@@ -180,7 +182,7 @@ def take(trainer: Run, weights_only: bool = False) -> checkpoint_file.Checkpoint
             "parameters": dict(server.parameters),
             "buffers": dict(server.buffers),
             "version": int(server.version),
-            "extra": {name: dict(state) for name, state in server.extra.items()},
+            "extra": mapped(dict, server.extra),
             "server_optimizer": optimizer_state(trainer.server_optimizer),
             "clients": {} if weights_only else algorithm.clients.state_dict(),
             "client_states_left_out": weights_only and len(algorithm.clients) > 0,
@@ -218,8 +220,8 @@ def load_model(trainer: Run, path: Path) -> checkpoint_file.Checkpoint:
             "use the config.yaml of the checkpoint's run folder"
         )
     server, state = trainer.algorithm.server, loaded["federation"]
-    expected = {n: t.shape for n, t in server.model().items()}
-    found = {n: t.shape for n, t in {**state["parameters"], **state["buffers"]}.items()}
+    expected = mapped(attrgetter("shape"), server.model())
+    found = mapped(attrgetter("shape"), {**state["parameters"], **state["buffers"]})
     if wrong := sorted(
         n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n)
     ):
@@ -230,13 +232,11 @@ def load_model(trainer: Run, path: Path) -> checkpoint_file.Checkpoint:
     server.update(state["parameters"], state["buffers"])
     # Callbacks evaluate other models, such as group means, together with the global model of the
     # same round.
-    server.extra = {kind: dict(tensors) for kind, tensors in state["extra"].items()}
+    server.extra = mapped(dict, state["extra"])
     server.to(trainer.fabric.device)
     trainer.algorithm.on_load_checkpoint(loaded)
     frozen = frozen_state(trainer.algorithm)
-    load_state(
-        trainer.algorithm, {name: t for name, t in loaded["state_dict"].items() if name in frozen}
-    )
+    load_state(trainer.algorithm, only(loaded["state_dict"], frozen))
     server.version = state["version"]
     trainer.enter(Round(loaded["round"], trainer.max_rounds))
     trainer.algorithm.origin = {key: loaded[key] for key in ("seed", "partition", "model")}
@@ -370,7 +370,7 @@ def resume(trainer: Run, path: Path) -> int:
     # The test of a run that had finished is not a test of the longer run.
     kept = {k: v for k, v in loaded["metrics"].items() if not k.startswith(_OF_END)}
     known = loaded["model"]["metric_rounds"]
-    evaluated = {stage: number for stage, number in known.items() if stage != "test"}
+    evaluated = without(known, ["test"])
     trainer.restore(kept, evaluated, loaded["total_bytes"])
     return int(loaded["round"])
 
@@ -437,8 +437,8 @@ def _warn_of_a_stretched_schedule(trainer: Run, loaded: checkpoint_file.Checkpoi
 
 def _check_shapes(state: checkpoint_file.Checkpoint, path: Path) -> None:
     """Refuse a stored tensor that has the name of a weight, and not its shape."""
-    shapes = {name: t.shape for name, t in {**state["parameters"], **state["buffers"]}.items()}
-    of_clients = {f"client {client}": tensors for client, tensors in state["clients"].items()}
+    shapes = mapped(attrgetter("shape"), {**state["parameters"], **state["buffers"]})
+    of_clients = prefixed("client ", state["clients"])
     stored = {**state["extra"], **of_clients}
     for place, tensors in stored.items():
         for name, t in tensors.items():

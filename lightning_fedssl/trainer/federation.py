@@ -20,6 +20,7 @@ from lightning_fedssl.functional.batch_norm import (
     local_moments,
     measuring_batches,
 )
+from lightning_fedssl.functional.by_name import places
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_training.step_work import step_work
@@ -304,7 +305,7 @@ class SimulatedFederation(Federation):
             clients.apply(changes)
             outcomes |= of_rank
             reasons |= why
-        place = {client: index for index, client in enumerate(self.trainer.cohort)}
+        place = places(self.trainer.cohort)
         return sorted(
             (arrival for part in parts for arrival in part[0]), key=lambda a: place[a.update.client]
         )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning_fedssl.algorithms import Supervised
+from lightning_fedssl.functional.by_name import mapped
 from lightning_fedssl.metrics import Metrics
 from lightning_fedssl.run import Run
 
@@ -41,4 +42,4 @@ def train(run: Run, make_trainer: Callable[..., Any], steps: int, folder: str) -
         alone.fit(Supervised.of(run.algorithm, math.ceil(steps / rounds)), run.datamodule)
     finally:
         log.setLevel(level)
-    return {name: float(value) for name, value in alone.callback_metrics.items()}
+    return mapped(float, alone.callback_metrics)

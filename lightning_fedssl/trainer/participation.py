@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 
+from lightning_fedssl.functional.by_name import taken
 from lightning_fedssl.run import Run
 from lightning_fedssl.system import Outcome
 
@@ -47,7 +48,7 @@ class Participation:
     def end_round(self) -> None:
         """Log the outcomes of all ranks' clients, and publish them as ``trainer.participation``."""
         trainer, outcomes = self.trainer, self.outcomes
-        trainer.took_part({c: outcomes[c] for c in trainer.cohort if c in outcomes})
+        trainer.took_part(taken(outcomes, trainer.cohort))
         for client, reason in sorted(self.reasons.items()):
             _log.warning(
                 "round %d: client %d %s; it is left out of the average",

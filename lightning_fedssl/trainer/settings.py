@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.functional.by_name import without
 from lightning_fedssl.run import Run
 from lightning_fedssl.updates.rule import UpdateRule
 
@@ -74,7 +75,7 @@ def settings_of(trainer: Run) -> Settings:
     found |= _of_optimizer("model.server_optimizer", trainer.server_optimizer)
     found |= {"model.schedule": type(algorithm.schedule).__name__}
     found |= _flat("model.schedule", vars(algorithm.schedule))
-    return {key: value for key, value in found.items() if key not in _UNIMPORTANT}
+    return without(found, _UNIMPORTANT)
 
 
 def table_row_of(trainer: Run) -> dict[str, str | float | bool]:
@@ -107,7 +108,7 @@ def differences(saved: Settings, now: Settings) -> list[str]:
 
 
 def _of_optimizer(key: str, optimizer: Optimizer) -> Settings:
-    values = {name: value for name, value in optimizer.defaults.items() if name not in _KERNELS}
+    values = without(optimizer.defaults, _KERNELS)
     return {key: type(optimizer).__name__, **_flat(key, values)}
 
 

@@ -24,6 +24,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import evaluating
+from lightning_fedssl.functional.by_name import mapped
 from lightning_fedssl.run import Run
 from lightning_fedssl.updates.aggregators import require_a_mean
 from lightning_fedssl.updates.rule import Arrival, UpdateRule
@@ -76,7 +77,7 @@ class Attack(UpdateRule):
         """What arrives at the server when the attackers have changed their updates."""
         if not self.falsifies:
             return arrivals
-        model = {name: t.cpu() for name, t in algorithm.server.model().items()}
+        model = mapped(Tensor.cpu, algorithm.server.model())
         states = [{**a.update.parameters, **a.update.buffers} for a in arrivals]
         attacks = [a.update.client in self._attackers for a in arrivals]
         own = [state for state, attack in zip(states, attacks, strict=True) if attack]

@@ -33,6 +33,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
+from lightning_fedssl.functional.by_name import mapped, taken
 from lightning_fedssl.local_training.sequential import Sent
 from lightning_fedssl.metrics import Metrics
 from lightning_fedssl.run import Run
@@ -293,12 +294,8 @@ class CentralDP(UpdateRule):
             )
         self._last_round = trainer.round_index
         server, names = algorithm.server, Sent.of(algorithm)
-        model = {
-            name: server.model()[name]
-            for name in (*names.weights, *names.buffers)
-            if name in server.model()
-        }
-        total, clipped = {name: torch.zeros_like(t) for name, t in model.items()}, list[bool]()
+        model = taken(server.model(), (*names.weights, *names.buffers))
+        total, clipped = mapped(torch.zeros_like, model), list[bool]()
         for update in updates:
             if (
                 more := algorithm.upload_sizes(update).keys()
@@ -322,7 +319,7 @@ class CentralDP(UpdateRule):
         self._report(
             trainer, clipped, signal, scale * sum(t.numel() for t in total.values()) ** 0.5
         )
-        parameters = {name: mean[name] for name in names.weights if name in mean}
+        parameters = taken(mean, names.weights)
         buffers = {name: mean[name] for name in names.buffers}
         yield ClientUpdate(sampling.SERVER, parameters, buffers, num_samples=1, num_steps=1)
 

@@ -12,11 +12,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from torch import Tensor
+
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State, sizes_of
+from lightning_fedssl.functional.by_name import mapped, places, prefixed
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.schedules import FractionalCosine, Schedule
 from lightning_fedssl.state import ClientUpdate, load_optimizer_state, optimizer_state
@@ -90,7 +93,7 @@ class SlotAlgorithm(FederatedAlgorithm):
 
     def on_round_start(self) -> None:
         """Give every user of the cohort a slot, in drawn order."""
-        self.slot_of = {client: slot for slot, client in enumerate(self.current_round.cohort)}
+        self.slot_of = places(self.current_round.cohort)
         self.server.extra.setdefault("buffers", clone(self.server.buffers))
 
     def slot_buffers(self, slot: int) -> State:
@@ -107,7 +110,7 @@ class SlotAlgorithm(FederatedAlgorithm):
 
     def _momentum_sizes(self, client: int) -> Sizes:
         kept = self.clients.get(self.state_owner(client), "optimizer")
-        return {f"optimizer.{name}": size for name, size in sizes_of(kept).items()}
+        return prefixed("optimizer.", sizes_of(kept))
 
     def train_servers(self, federation: Federation) -> None:
         """Train the server at the same time as the users; by default it only averages."""
@@ -186,4 +189,4 @@ def group_sizes(groups: int | list[int], clients_per_round: int) -> list[int]:
 
 def clone(state: State) -> State:
     """A copy that shares no storage."""
-    return {name: t.clone() for name, t in state.items()}
+    return mapped(Tensor.clone, state)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_fedssl.algorithm import FederatedAlgorithm, require
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, Sums
+from lightning_fedssl.functional.by_name import mapped
 from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.state import load_optimizer_state, optimizer_state
@@ -117,7 +118,7 @@ class ServerPhases(FederatedAlgorithm):
             weight.grad = weight.detach() - mean[name]
         optimizer.step()
         self.server.extra[AGGREGATION_STATE] = optimizer_state(optimizer)
-        return {name: weight.detach() for name, weight in weights.items()}
+        return mapped(Tensor.detach, weights)
 
     def round(self, federation: Federation) -> None:
         """One round: the clients train from the global model, the server averages, and trains in

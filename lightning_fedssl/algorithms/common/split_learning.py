@@ -30,6 +30,7 @@ from lightning_fedssl.algorithm import JointAlgorithm
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.by_name import below, unprefixed
 from lightning_fedssl.functional.ema import ema_update
 from lightning_fedssl.functional.optimizers import nesterov_sgd
 from lightning_fedssl.functional.tied import tensors_of
@@ -189,8 +190,8 @@ class SplitTraining(JointAlgorithm):
 
     def evaluated_model(self) -> State:
         """The global teacher, also under the names of the network."""
-        teacher = {name: t for name, t in self.server.model().items() if name.startswith(_TEACHER)}
-        return {**teacher, **{name.removeprefix(_TEACHER): t for name, t in teacher.items()}}
+        teacher = below(_TEACHER, self.server.model())
+        return {**teacher, **unprefixed(_TEACHER, teacher)}
 
     # Stage 1, at the server.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from lightning_fedssl.functional.by_name import taken
 from lightning_fedssl.state import Batch
 
 
@@ -21,6 +22,6 @@ def logits_of_views(
         batch: The views by name.
         names: The views to pass.
     """
-    views = {name: batch[name] for name in names if name in batch}
+    views = taken(batch, names)
     logits = model(torch.cat(list(views.values()))).split([len(view) for view in views.values()])
     return dict(zip(views, logits, strict=True))

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.sources.reading import Reading, cut
+from lightning_fedssl.functional.by_name import places
 from lightning_fedssl.task import Classification, Task
 
 _MOST_MEASURED = 10_000
@@ -212,7 +213,7 @@ def number_clients(
         raise ValueError(
             "data.dataset: identifiers of clients are of several types, or some are missing"
         ) from error
-    numbers = {name: number for number, name in enumerate(names)}
+    numbers = places(names)
     if unknown := sorted({name for name in tested or () if name is not None} - numbers.keys()):
         rank_zero_warn(
             f"data.dataset: {len(unknown)} clients of the test samples "

@@ -33,6 +33,7 @@ from lightning_fedssl.data.sources.base import (
 )
 from lightning_fedssl.data.sources.reading import NO_LABEL
 from lightning_fedssl.data.sources.table import label_numbers
+from lightning_fedssl.functional.by_name import places
 
 _NORMALIZATION = {3: ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), 1: ((0.449,), (0.226,))}
 """ImageNet's usual constants by the number of channels; grey: their means."""
@@ -120,7 +121,7 @@ class ImageList(DataSource):
 
     def targets_of(self, images: Sequence[ListedImage], spec: DatasetSpec) -> Tensor:
         """The targets of images, from their labels, of which an empty one is none."""
-        numbers = {name: number for number, name in enumerate(spec.class_names)} | {"": -1}
+        numbers = places(spec.class_names) | {"": -1}
         if unknown := [image for image in images if image.label not in numbers]:
             raise ValueError(
                 f"data.dataset: the class {unknown[0].label!r} of {str(unknown[0].path)!r} is not "

@@ -1,0 +1,67 @@
+"""Dictionaries by name, such as the tensors of a model: what Python has no function for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+Result = TypeVar("Result")
+
+
+def mapped(function: Callable[[Value], Result], values: Mapping[Key, Value]) -> dict[Key, Result]:
+    """What a function makes of each value."""
+    return {name: function(value) for name, value in values.items()}
+
+
+def paired(
+    function: Callable[[Value, Value], Result],
+    values: Mapping[Key, Value],
+    others: Mapping[Key, Value],
+) -> dict[Key, Result]:
+    """What a function makes of each value and the one of the same name in others."""
+    return {name: function(value, others[name]) for name, value in values.items()}
+
+
+def only(values: Mapping[Key, Value], names: Collection[Key]) -> dict[Key, Value]:
+    """Those of these names, in the order of the values."""
+    return {name: value for name, value in values.items() if name in names}
+
+
+def without(values: Mapping[Key, Value], names: Collection[Key]) -> dict[Key, Value]:
+    """All but those of these names."""
+    return {name: value for name, value in values.items() if name not in names}
+
+
+def taken(values: Mapping[Key, Value], names: Iterable[Key]) -> dict[Key, Value]:
+    """Those of these names that there are, in the order of the names."""
+    return {name: values[name] for name in names if name in values}
+
+
+def prefixed(prefix: str, values: Mapping[str, Value]) -> dict[str, Value]:
+    """All, with a prefix before each name."""
+    return {f"{prefix}{name}": value for name, value in values.items()}
+
+
+def below(prefix: str, values: Mapping[str, Value]) -> dict[str, Value]:
+    """Those whose names begin with a prefix."""
+    return {name: value for name, value in values.items() if name.startswith(prefix)}
+
+
+def unprefixed(prefix: str, values: Mapping[str, Value]) -> dict[str, Value]:
+    """All, without a prefix before the names that have it."""
+    return {name.removeprefix(prefix): value for name, value in values.items()}
+
+
+def stacked(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors of several states, ``(states, ...)`` each."""
+    return {name: torch.stack([state[name] for state in states]) for name in states[0]}
+
+
+def places(keys: Iterable[Key]) -> dict[Key, int]:
+    """The place of each, from 0."""
+    return {key: place for place, key in enumerate(keys)}
