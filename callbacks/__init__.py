@@ -13,6 +13,7 @@ from .local_steps import LocalSteps
 from .logging import RoundProgress
 from .metric_matrices import MetricMatrices
 from .participation_table import ParticipationTable
+from .phase_profiler import PhaseProfiler
 from .pseudo_label_quality import PseudoLabelQuality
 from .run_result import RunResult
 from .static_batch_norm import StaticBatchNorm
@@ -31,6 +32,7 @@ __all__ = [
     "LocalSteps",
     "MetricMatrices",
     "ParticipationTable",
+    "PhaseProfiler",
     "PseudoLabelQuality",
     "RoundProgress",
     "RunResult",

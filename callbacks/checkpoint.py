@@ -43,6 +43,11 @@ class FederatedCheckpoint(FederatedCallback):
             if ``monitor`` is left out.
         every_n_rounds: Interval of writing ``last``, which is also written when the run ends or is
             stopped.
+
+    Attributes:
+        best_value: The best value so far; None before the first.
+        best_round: Its round.
+        best_model_path: Its checkpoint, if this command has written one, as Lightning names it.
     """
 
     def __init__(
@@ -52,7 +57,7 @@ class FederatedCheckpoint(FederatedCallback):
         every_n_rounds: int = 1,
     ) -> None:
         at_least(1, every_n_rounds=every_n_rounds)
-        self._of_task = monitor is None
+        self.strict = monitor is not None
         self.monitor = monitor or "val/accuracy"
         self.mode: Literal["max", "min"] = mode
         self.every_n_rounds = every_n_rounds
@@ -62,6 +67,7 @@ class FederatedCheckpoint(FederatedCallback):
         """Forget an earlier run."""
         self.best_value: float | None = None
         self.best_round = 0
+        self.best_model_path = ""
         self._last_value: float | None = None
         self._saved_round = 0
         self._warned = False
@@ -70,7 +76,7 @@ class FederatedCheckpoint(FederatedCallback):
         self, trainer: Run, algorithm: FederatedAlgorithm, stage: str
     ) -> None:
         """Take the task's own metric if none is given."""
-        if self._of_task:
+        if not self.strict:
             task = trainer.datamodule.task
             self.monitor = f"val/{task.monitor}"
             self.mode = "max" if task.larger_is_better else "min"
@@ -82,7 +88,8 @@ class FederatedCheckpoint(FederatedCallback):
         self._last_value = self._last_value if value is None else value
         if value is not None and self._is_better(value):
             self.best_value, self.best_round = value, trainer.round_index
-            trainer.save_checkpoint(self.folder(trainer) / "best.ckpt", weights_only=True)
+            self.best_model_path = str(self.folder(trainer) / "best.ckpt")
+            trainer.save_checkpoint(self.best_model_path, weights_only=True)
         if trainer.round_index % self.every_n_rounds == 0:
             self._save_last(trainer)
 
@@ -147,16 +154,13 @@ class FederatedCheckpoint(FederatedCallback):
                 write_synced(folder / best.name, lambda file: shutil.copyfileobj(source, file))
 
     def _warn_if_unknown(self, trainer: Run, metrics: Metrics) -> None:
-        evaluated = [name for name in metrics if name.startswith("val")]
-        if self._of_task and not trainer.datamodule.class_names:
-            return  # no method computes it without classes
-        if evaluated and self.monitor not in metrics and not self._warned:
+        evaluated = sorted(name for name in metrics if name.startswith("val"))
+        known = self.monitor in metrics or self._warned or not trainer.datamodule.class_names
+        if evaluated and not known:
             self._warned = True
             _log.warning(
-                "FederatedCheckpoint: there is no scalar %s, so no best checkpoint is written; "
-                "give "
-                "FederatedCheckpoint(monitor=...) one of %s",
-                self.monitor, ", ".join(sorted(metrics)),
+                "no scalar %s, so no best.ckpt: give FederatedCheckpoint(monitor=...) one of %s",
+                self.monitor, ", ".join(evaluated),
             )  # fmt: skip
 
     def _name_a_decline(self, trainer: Run) -> None:

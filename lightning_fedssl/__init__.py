@@ -53,7 +53,7 @@ _MODULES = {
         ClientEvaluation CollapseDetector CommunicationLedger Dashboard
         EMATeacher FederatedCheckpoint GlobalUpdateFrequency GroupQuality
         LabelsAlone LocalSteps MetricMatrices ParticipationTable
-        PseudoLabelQuality RoundProgress RunResult StaticBatchNorm
+        PhaseProfiler PseudoLabelQuality RoundProgress RunResult StaticBatchNorm
         SystemClock
     """,
     "cli.experiment": "Experiment",

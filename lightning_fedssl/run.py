@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import torch
 from lightning.fabric import Fabric
-from lightning.fabric.strategies.strategy import Strategy
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import TrainerState, TrainerStatus
@@ -111,12 +110,6 @@ class Run(ABC):
     local_training: LocalTraining
     collector: MetricCollector
     counter: Counter
-
-    # Lightning's callbacks read these.
-    sanity_checking = False
-    val_check_interval = 1.0
-    num_val_batches = (1,)
-    received_sigterm = False
 
     def reset(self) -> None:
         """Set what callbacks can read to what it is before the first round."""
@@ -283,7 +276,7 @@ class Run(ABC):
         """
         return float(self.client_optimizer.param_groups[0]["lr"])
 
-    # Ranks and files, and Lightning's names.
+    # Ranks and files.
 
     @property
     def is_global_zero(self) -> bool:
@@ -299,11 +292,6 @@ class Run(ABC):
     def world_size(self) -> int:
         """The number of ranks."""
         return self.fabric.world_size
-
-    @property
-    def strategy(self) -> Strategy:
-        """Fabric's strategy."""
-        return self.fabric.strategy
 
     @property
     def loggers(self) -> list[Logger]:
@@ -322,26 +310,6 @@ class Run(ABC):
         None without loggers.
         """
         return self.folder.log_dir
-
-    @property
-    def current_epoch(self) -> int:
-        """Rounds before this one: Lightning counts epochs from 0."""
-        return max(self.round_index - 1, 0)
-
-    @property
-    def global_step(self) -> int:
-        """The round."""
-        return self.round_index
-
-    @property
-    def max_epochs(self) -> int:
-        """The length of the run in rounds."""
-        return self.max_rounds
-
-    @property
-    def check_val_every_n_epoch(self) -> int:
-        """Lightning's name for ``check_val_every_n_rounds``."""
-        return self.check_val_every_n_rounds
 
     # What the trainer does for callbacks.
 

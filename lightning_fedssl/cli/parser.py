@@ -19,8 +19,8 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_fedssl.cli.config_files import find_config
 from lightning_fedssl.cli.public import public_classes
+from lightning_fedssl.interop.lightning_names import OTHER_NAMES
 from lightning_fedssl.trainer import FederatedTrainer
-from lightning_fedssl.trainer.trainer import OTHER_NAMES
 
 _UNKNOWN = re.compile(r"(?:arguments: --|[Oo]ption '|path string: |choice: ')([\w.]+)")
 """Where jsonargparse's sentences name an option, a class or a command that does not exist."""

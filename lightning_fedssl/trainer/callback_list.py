@@ -7,11 +7,10 @@ from __future__ import annotations
 import difflib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
-    Checkpoint,
     EarlyStopping,
     LambdaCallback,
     LearningRateMonitor,
@@ -24,6 +23,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint
+from lightning_fedssl.interop.lightning_names import WRITERS
 from lightning_fedssl.updates.rule import UpdateRule
 
 _log = logging.getLogger(__name__)
@@ -60,10 +60,6 @@ LIGHTNING_HOOKS = (
 """Those of Lightning's hooks that a federated run calls,
 in addition to ``setup`` and ``teardown``.
 """
-
-
-WRITERS = (FederatedCheckpoint, Checkpoint)
-"""Callbacks that write checkpoints."""
 
 
 def as_list(callbacks: Callback | Sequence[Callback] | None) -> list[Callback]:
@@ -133,6 +129,29 @@ def refuse_unsupported(callbacks: Sequence[Callback]) -> None:
             )
         if not known or isinstance(callback, FederatedCallback):
             _check_hooks(callback)
+
+
+def check_monitors(callbacks: Iterable[Callback], known: Collection[str], place: str = "") -> None:
+    """Refuse callbacks whose monitor is no scalar of the run.
+
+    Args:
+        callbacks: Those whose monitors are checked.
+        known: The scalars of the run.
+        place: What the monitors that are checked begin with; others pass.
+
+    Raises:
+        ValueError: Names the callback and the scalar that was meant.
+    """
+    for callback in callbacks:
+        name = getattr(callback, "monitor", None)
+        if not (name and name.startswith(place) and getattr(callback, "strict", True)):
+            continue
+        if not {name, name.partition("/class_")[0]} & {*known}:
+            meant = difflib.get_close_matches(name, known, n=1) or sorted(known)
+            raise ValueError(
+                f"trainer.callbacks: {type(callback).__name__} has monitor {name}, and no round "
+                f"logs it; did you mean {', '.join(meant) or 'to give data.validation'}?"
+            )
 
 
 def _check_hooks(callback: Callback) -> None:

@@ -186,6 +186,11 @@ class EvaluationMetrics:
         self._batches: list[tuple[Tensor, Tensor]] = []
         self._seen = False
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the metrics."""
+        return list(self._metrics)
+
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Add this rank's next batch.
 

@@ -18,12 +18,13 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.distributed.signals import StopRequest
 from lightning_fedssl.functional.averaging import is_finite
+from lightning_fedssl.interop.lightning_names import WRITERS
 from lightning_fedssl.metrics import Metrics, means_of, totals_of
 from lightning_fedssl.round import Round
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import set_learning_rate
 from lightning_fedssl.trainer import checkpointing, evaluation
-from lightning_fedssl.trainer.callback_list import WRITERS
+from lightning_fedssl.trainer.callback_list import check_monitors
 from lightning_fedssl.trainer.federation import SimulatedFederation
 
 _log = logging.getLogger(__name__)
@@ -188,6 +189,8 @@ def run_round(trainer: Run, federation: SimulatedFederation, index: int) -> Metr
     if due:
         metrics |= evaluation.evaluate(trainer, "validate")
     trainer.log_metrics(metrics)
+    if due or not trainer.datamodule.has_validation:
+        check_monitors(trainer.listeners["on_train_epoch_end"], trainer.callback_metrics)
     ends = {"on_validation_end": ()} if due else {}
     for writes in (
         False,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from lightning.pytorch import Callback
@@ -231,3 +231,21 @@ def choose_callbacks(
     if not trainer.fast_dev_run:
         defaults.append(FederatedCheckpoint())
     return callback_list.choose(given, needed, defaults)
+
+
+def check_monitors(trainer: Run, metrics: Collection[str]) -> None:
+    """Refuse a monitor of an evaluation before the first round, where its scalars are known.
+
+    Args:
+        trainer: The run.
+        metrics: The names of its metrics.
+
+    Raises:
+        ValueError: See :func:`~lightning_fedssl.trainer.callback_list.check_monitors`.
+    """
+    adding = trainer.listeners["on_evaluation_end"]
+    ours = all(type(one).__module__.startswith("lightning_fedssl.") for one in adding)
+    if ours and type(trainer.algorithm).validation_step is FederatedAlgorithm.validation_step:
+        names = ("loss", *metrics) if trainer.datamodule.has_validation else ()
+        known = {f"val/{name}" for name in names}
+        callback_list.check_monitors(trainer.callbacks, known, place="val")

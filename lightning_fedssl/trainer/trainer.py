@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABCMeta
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
@@ -25,6 +24,7 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.distributed import launch
 from lightning_fedssl.functional.optimizers import build_optimizer
+from lightning_fedssl.interop.lightning_names import LightningNames, NamesKeys
 from lightning_fedssl.local_training import LocalTraining, stack_size
 from lightning_fedssl.metrics import Counter, MetricCollector, Metrics
 from lightning_fedssl.round import Round
@@ -54,35 +54,8 @@ _STATES: dict[str, tuple[TrainerFn, RunningStage]] = {
     "predict": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
 }
 
-OTHER_NAMES = {
-    "tf32": "precision: 32-full for products with all bits",
-    "quarantine": "updates: [{class_path: Quarantine, init_args: {factor: 10}}], or [] for null",
-    "aggregator": "updates, a list of rules such as [Quarantine, Median]",
-    "attack": "updates, a list of rules such as [SignFlip, Quarantine]",
-    "privacy": "updates: [{class_path: CentralDP, init_args: {...}}]",
-    "server_momentum": "aggregation_optimizer: {class_path: torch.optim.SGD, init_args: {lr: 1, "
-    "momentum: 0.5}}, or null for 0",
-    "max_epochs": "max_rounds, the number of rounds",
-    "max_steps": "max_rounds, and the method's client_epochs or client_steps",
-    "check_val_every_n_epoch": "check_val_every_n_rounds",
-    "gradient_clip_val": "gradient_clip_norm to the method",
-}
-"""Keys that the trainer does not have, such as those of Lightning's, and what to give instead."""
 
-
-class _NamesKeys(ABCMeta):
-    """Refuses keys of Lightning's trainer that have other names here.
-
-    The command line reads the constructor alone.
-    """
-
-    def __call__(cls, *arguments: Any, **keys: Any) -> Any:
-        if wrong := [key for key in keys if key in OTHER_NAMES]:
-            raise TypeError(f"FederatedTrainer has no {wrong[0]}: give {OTHER_NAMES[wrong[0]]}")
-        return super().__call__(*arguments, **keys)
-
-
-class FederatedTrainer(Run, metaclass=_NamesKeys):
+class FederatedTrainer(LightningNames, metaclass=NamesKeys):
     """Simulates a federation: draws the clients of each round, lets the algorithm train, evaluates,
     logs and saves.
 
@@ -389,7 +362,7 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
         if stage == "fit":
             setup.warn_of_what_costs(self)
         # Refuses unusable metrics at once.
-        EvaluationMetrics(self.metrics, datamodule.num_classes, task=datamodule.task)
+        metrics = EvaluationMetrics(self.metrics, datamodule.num_classes, task=datamodule.task)
         model.trainer = self
         is_new = stage == "fit" and not hasattr(model, "server")
         setup.prepare_model(self, model, datamodule)
@@ -408,6 +381,8 @@ class FederatedTrainer(Run, metaclass=_NamesKeys):
         self.folder.open(self.default_root_dir, self.fabric)
         given = [*self.given_callbacks, *self.updates]
         self.set_callbacks(setup.choose_callbacks(self, model, given))
+        if stage == "fit":
+            setup.check_monitors(self, metrics.names)
         watchers = [type(callback).__name__ for callback in self.listeners["on_client_batch_end"]]
         self.local_training = LocalTraining(self.clients_at_once, watchers)
         self.collector, self.counter = MetricCollector(self.world_size), Counter()

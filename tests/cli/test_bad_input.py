@@ -12,7 +12,9 @@ from tests.cli.helpers import failure, write
 # What is typed after ``fit --config run.yaml``, and parts of the message: the key, and the remedy where it is a name.
 OPTIONS = [
     ("--trainer.max_round 3", "did you mean trainer.max_rounds?"),
-    ("--trainer.max_epochs 3", "give max_rounds, the number of rounds"),
+    ("--trainer.max_epochs 3", "give the number of rounds as trainer.max_rounds"),
+    ("--data.batch_size 16", "data.server_batch_size and data.client_batch_size"),
+    ("--model.lr 0.1", "model.optimizer.lr"),
     ("--trainer.max_rounds ten", "trainer.max_rounds|ten"),
     ("--trainer.max_rounds 0", "max_rounds|0"),
     ("--trainer.clients_per_round 9", "clients_per_round|data.num_clients|5"),

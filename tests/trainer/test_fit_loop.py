@@ -17,6 +17,7 @@ from examples.diagnostics.gradient_diversity import GradientDiversity
 from examples.diagnostics.stage_losses import StageLosses
 from examples.diagnostics.stop_at_equilibrium import StopAtEquilibrium
 from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.profilers import SimpleProfiler
 
 from lightning_fedssl import callbacks
 from lightning_fedssl.algorithms.common.cohort_slots import clone
@@ -54,6 +55,7 @@ CASES = {
     "LocalSteps": Case(callbacks.LocalSteps),
     "MetricMatrices": Case(callbacks.MetricMatrices),
     "ParticipationTable": Case(callbacks.ParticipationTable),
+    "PhaseProfiler": Case(lambda: callbacks.PhaseProfiler(SimpleProfiler())),
     "PseudoLabelQuality": Case(callbacks.PseudoLabelQuality),
     "RoundProgress": Case(callbacks.RoundProgress),
     "RunResult": Case(callbacks.RunResult),

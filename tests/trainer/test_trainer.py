@@ -24,6 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.functional.optimizers import half_momentum
 from lightning_fedssl.local_training import sequential
@@ -318,14 +319,45 @@ def test_validation_of_another_partition_is_refused(tmp_path: Path, monkeypatch:
         toy_trainer(tmp_path).validate(toy_semifl(), ToyData(), ckpt_path="last")
 
 
-def test_a_monitor_that_does_not_exist_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from lightning_fedssl.callbacks import FederatedCheckpoint
+@pytest.mark.parametrize(
+    ("callback", "meant"),
+    [
+        (EarlyStopping("val_loss"), "val/loss"),
+        (ModelCheckpoint(monitor="val_acc"), "val/accuracy"),
+        (FederatedCheckpoint("val/acc"), "val/accuracy"),
+    ],
+)
+def test_a_monitor_that_does_not_exist_is_refused_before_the_first_round(
+    tmp_path: Path, callback: Callback, meant: str
+) -> None:
+    trainer = toy_trainer(tmp_path, callbacks=callback)
+    with pytest.raises(ValueError, match=rf"{type(callback).__name__} has monitor .*did you mean {meant}\?"):
+        trainer.fit(toy_semifl(), ToyData())
+    assert trainer.round_index == 0
+    trainer = toy_trainer(tmp_path, callbacks=ModelCheckpoint(monitor="client/losses"))
+    with pytest.raises(ValueError, match=r"has monitor client/losses, .*did you mean client/loss"):
+        trainer.fit(toy_semifl(), ToyData())
+    toy_trainer(tmp_path, callbacks=[EarlyStopping("own", strict=False)]).fit(toy_semifl(), ToyData())
 
-    callback = FederatedCheckpoint(monitor="val/acc")
-    with caplog.at_level(logging.WARNING):
-        toy_trainer(tmp_path, callbacks=callback).fit(toy_semifl(), ToyData())
-    assert caplog.text.count("there is no scalar val/acc") == 1
-    assert not callback._is_better(math.nan)
+
+class ReadsTrainer(Callback):
+    """Reads what Lightning's callbacks read."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        assert trainer.optimizers == [trainer.client_optimizer, trainer.server_optimizer]
+        assert (trainer.lightning_module, trainer.logged_metrics) == (pl_module, trainer.callback_metrics)
+        assert isinstance(trainer.checkpoint_callback, FederatedCheckpoint)
+        assert (trainer.training, trainer.testing, trainer.local_rank) == (True, False, 0)
+        assert trainer.estimated_stepping_batches == trainer.max_rounds * trainer.num_training_batches
+        assert isinstance(trainer.datamodule, ToyData)
+        trainer.print("read")
+
+
+def test_what_lightnings_callbacks_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=2, callbacks=ReadsTrainer())
+    trainer.fit(toy_semifl(), ToyData())
+    assert capsys.readouterr().out.count("read\n") == 2
+    assert Path(getattr(trainer.checkpoint_callback, "best_model_path", "")).is_file()
 
 
 class Remembers(FederatedCallback):
@@ -346,8 +378,6 @@ def test_two_states_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_checkpoints_that_would_replace_each_other_are_refused() -> None:
-    from lightning_fedssl.callbacks import FederatedCheckpoint
-
     class Elsewhere(FederatedCheckpoint):
         """Writes into another folder."""
 
@@ -586,9 +616,14 @@ def test_a_finished_optimizer_is_refused_with_the_function_to_give(key: str) -> 
         toy_semifl(**{key: made})
 
 
-def test_lightnings_names_of_keys_are_refused_with_ours() -> None:
-    with pytest.raises(TypeError, match="FederatedTrainer has no max_epochs: give max_rounds"):
+def test_lightnings_names_of_keys_are_refused_with_ours(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"FederatedTrainer has no max_epochs: .*trainer\.max_rounds"):
         FederatedTrainer(max_epochs=3)  # type: ignore[call-arg]
+    trainer = toy_trainer(tmp_path)
+    with pytest.raises(AttributeError, match=r"no gradient_clip_val: give model\.gradient_clip_norm"):
+        _ = trainer.gradient_clip_val
+    with pytest.raises(AttributeError, match="object has no attribute 'client_optimizer'"):
+        _ = trainer.optimizers  # of a property the inner error
 
 
 def test_data_without_a_usual_view_need_both(tmp_path: Path) -> None:
