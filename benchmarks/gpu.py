@@ -61,6 +61,17 @@ DESIGNS = {
     "stacked, recorded": {"FEDSSL_RECORD": "1", "trainer.clients_at_once": 10},
     "stacked": {"FEDSSL_RECORD": "0", "trainer.clients_at_once": 10},
     "one by one, recorded": {"FEDSSL_RECORD": "1", "trainer.clients_at_once": 1},
+    "stacked, recorded, channels last": {
+        "FEDSSL_RECORD": "1",
+        "trainer.clients_at_once": 10,
+        "trainer.channels_last": True,
+    },
+    "stacked, recorded, bf16, channels last": {
+        "FEDSSL_RECORD": "1",
+        "trainer.clients_at_once": 10,
+        "trainer.precision": "bf16-mixed",
+        "trainer.channels_last": True,
+    },
 }
 """The ways to train the clients of a round."""
 
@@ -190,7 +201,7 @@ Cases = Iterator[tuple[tuple[str, str, str], Callable[[], str]]]
 
 
 def rounds(device: str, tiny: bool, count: bool = False) -> Cases:
-    """Rounds of the configurations: the first design of all before the others."""
+    """Rounds of the configurations: all by the first design, then each by the others."""
     card = torch.cuda.get_device_name() if device == "cuda" else "CPU"
 
     def measure(config: str, design: str) -> str:
@@ -201,9 +212,12 @@ def rounds(device: str, tiny: bool, count: bool = False) -> Cases:
         parts = "; ".join(f"{name} {value:.{0 if count else 3}f}" for name, value in found.items())
         return f"{sum(found.values()):.{0 if count else 3}f} {unit} a round|{parts}"
 
-    for design in list(DESIGNS)[: 1 if count else None]:
-        for config in ROUNDS:
-            yield (config.removesuffix(".yaml"), design, card), partial(measure, config, design)
+    first, *others = DESIGNS
+    chosen = [(config, first) for config in ROUNDS]
+    if not count:
+        chosen += [(config, design) for config in ROUNDS for design in others]
+    for config, design in chosen:
+        yield (config.removesuffix(".yaml"), design, card), partial(measure, config, design)
 
 
 def trained(device: str, precision: str, at_once: int) -> SemiFL:

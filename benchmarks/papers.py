@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from lightning_fedssl import Experiment
@@ -263,11 +264,11 @@ def semi_sfl(settings: dict[str, Any]) -> Iterator[Cell]:
             yield Cell(key, [configuration])
 
 
-def run(cell: Cell, seed: int, root: str, folder: Path) -> list[Row]:
+def run(cell: Cell, seed: int, root: str, folder: Path, accelerator: str) -> list[Row]:
     """Train and test; the scalars of all rounds. A run that was stopped resumes."""
     common = {
         "seed_everything": seed, "data.root": root, "trainer.max_rounds": cell.key.get("rounds") or cell.key["round"],
-        "trainer.accelerator": "cpu", "trainer.enable_progress_bar": False, "trainer.default_root_dir": str(folder),
+        "trainer.accelerator": accelerator, "trainer.enable_progress_bar": False, "trainer.default_root_dir": str(folder),
     }  # fmt: skip
     trainer, model, data = Experiment.from_config(*cell.configurations, common)
     trainer.fit(model, data, ckpt_path="last" if rounds(folder) else None)
@@ -297,6 +298,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="another length than the table's")
     parser.add_argument("--only", nargs="+", help="names of cells, claims or methods; default: all")
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of the table")
+    parser.add_argument("--accelerator", default="cpu", help="cpu, or cuda")
     parser.add_argument("--csv", help="another file in benchmarks/results")
     options = parser.parse_args()
     settings: dict[str, Any] = {name: _value(text) for name, _, text in (one.partition("=") for one in options.set)}
@@ -308,14 +310,16 @@ def main() -> None:
             key = {name: str(value) for name, value in {**cell.key, "seed": seed}.items()}
             if (options.only and cell.key[name] not in options.only) or _is_known(path, key):
                 continue
-            began, folder = time.process_time(), Path("runs", "papers", options.table, slug(" ".join(key.values())))
-            rows = run(cell, seed, options.root, folder)
+            began, clock = time.process_time(), time.perf_counter()
+            folder = Path("runs", "papers", options.table, slug(" ".join(key.values())))
+            rows = run(cell, seed, options.root, folder, options.accelerator)
             last = rows[-1]
             found = {"accuracy": unit * last["test/accuracy"], "loss": last["test/loss"]}
             late = {column: [row[n] for row in rows[len(rows) // 2 :] if n in row] for column, n in COLUMNS.items()}
             found |= {column: fmean(values) for column, values in late.items() if values}
-            found["cpu_s"] = time.process_time() - began
-            _append(path, key | {column: f"{value:.5g}" for column, value in found.items()})
+            found |= {"cpu_s": time.process_time() - began, "wall_s": time.perf_counter() - clock}
+            device = torch.cuda.get_device_name() if options.accelerator == "cuda" else "CPU"
+            _append(path, key | {column: f"{value:.5g}" for column, value in found.items()} | {"device": device})
 
 
 def _value(text: str) -> Any:

@@ -62,7 +62,7 @@ def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(method: str, t
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
 def test_every_precision_learns(precision: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"accelerator": "cuda", "precision": precision, "max_rounds": 10}
-    _, logs = run(tmp_path, "fedavg_momentum", **settings)
+    _, logs = run(tmp_path, "semifl", **settings)
     assert float(logs[max(logs)]["test/accuracy"]) > 0.6
 
 

@@ -58,8 +58,17 @@ def unprefixed(prefix: str, values: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def stacked(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The tensors of several states, ``(states, ...)`` each."""
-    return {name: torch.stack([state[name] for state in states]) for name in states[0]}
+    """The tensors of several states, ``(states, ...)`` each.
+
+    Kernels with the channels last stay so.
+    """
+    return {name: _stack([state[name] for state in states]) for name in states[0]}
+
+
+def _stack(tensors: list[Tensor]) -> Tensor:
+    if tensors[0].is_contiguous() or tensors[0].dim() != 4:
+        return torch.stack(tensors)
+    return torch.stack([t.permute(0, 2, 3, 1) for t in tensors]).permute(0, 1, 4, 2, 3)
 
 
 def places(keys: Iterable[Key]) -> dict[Key, int]:

@@ -52,7 +52,7 @@ class MemoryQueue(nn.Module):
         ) % self.size
         for own, values in zip((self.keys, self.labels, self.confident), new, strict=False):
             own[slots] = values[count - kept :].to(own.dtype)
-        self.filled[slots] = True
+        self.filled.index_fill_(0, slots, True)  # an assignment would wait for the device
         self.position.add_(count).remainder_(self.size)
 
     @torch.no_grad()
