@@ -268,7 +268,8 @@ def run(cell: Cell, seed: int, root: str, folder: Path, accelerator: str) -> lis
     """Train and test; the scalars of all rounds. A run that was stopped resumes."""
     common = {
         "seed_everything": seed, "data.root": root, "trainer.max_rounds": cell.key.get("rounds") or cell.key["round"],
-        "trainer.accelerator": accelerator, "trainer.enable_progress_bar": False, "trainer.default_root_dir": str(folder),
+        "trainer.accelerator": accelerator, "trainer.enable_progress_bar": False,
+        "trainer.default_root_dir": str(folder),
     }  # fmt: skip
     trainer, model, data = Experiment.from_config(*cell.configurations, common)
     trainer.fit(model, data, ckpt_path="last" if rounds(folder) else None)

@@ -20,7 +20,6 @@ from lightning_fedssl.functional.batch_norm import (
     Moments,
     average_moments,
     batch_moments,
-    batch_norm_layers,
     combine_moments,
     has_static_batch_norm,
     measuring_batches,
@@ -192,19 +191,18 @@ class StaticBatchNorm(FederatedCallback):
             batches[trainer.global_rank :: trainer.world_size],
             trainer.local_data(sampling.SERVER),
         )
-        parts = [batch_moments(algorithm, [data.plain(batch)]) for batch in own]
-        ranks = (
-            trainer.gather(move_data_to_device(parts, torch.device("cpu")))
-            if trainer.world_size > 1
-            else [parts]
-        )
-        ordered = [
-            ranks[number % len(ranks)][number // len(ranks)] for number in range(len(batches))
-        ]
-        return {
-            name: [m for part in ordered for m in part[name]]
-            for name in batch_norm_layers(algorithm)
-        }
+        measured = batch_moments(algorithm, (data.plain(batch) for batch in own))
+        if trainer.world_size == 1:
+            return measured
+        ranks = trainer.gather(move_data_to_device(measured, torch.device("cpu")))
+        joined: dict[str, list[Moments]] = {}
+        for name in measured:
+            uses = sum(len(of_rank[name]) for of_rank in ranks) // max(1, len(batches))
+            joined[name] = []
+            for number in range(len(batches)):
+                first = number // len(ranks) * uses
+                joined[name] += ranks[number % len(ranks)][name][first : first + uses]
+        return joined
 
     def _labeled_batches(self, trainer: Run) -> list[Tensor]:
         """Batches of indices of the server's labelled images, in data-set order: every batch has

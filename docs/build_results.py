@@ -19,7 +19,7 @@ from lightning_fedssl.comparison import verdicts
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "benchmarks" / "results"
-IN_PER_CENT = ("fed_shvr_table1.csv",)
+IN_PER_CENT = ("fed_shvr_table1.csv", "fed_shvr_table1_gpu.csv")
 """Files whose accuracies are in per cent; the others have them from 0 to 1."""
 
 RUN = ("group", "label", "claim", "dataset", "partition", "method", "cell", "split", "variant", "run", "seed")
