@@ -1,14 +1,13 @@
-"""The privacy that a run has spent: events for the accountants of the library dp-accounting, and
+"""The privacy that a run has spent: events for an accountant of the library dp-accounting, and
 what they mean.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 DISCRETIZATION = 1e-3
 """The grid of the privacy losses (PLD): coarser than the library's 1e-4, ten times as fast, and
@@ -33,17 +32,13 @@ class Budget:
         noise_multiplier: z; the noise on the sum has the standard deviation ``z * clip``.
         rounds: Rounds in which a noisy sum was published.
         clients: M, all clients of the federation that is accounted for.
-        cohort: Clients in a round: expected (``poisson``), or exactly (``fixed``).
-        sampling: How the clients of a round are drawn.
-        accountant: How the rounds are composed; ``fixed`` always takes RDP.
+        cohort: Clients that are expected in a round.
     """
 
     noise_multiplier: float
     rounds: int
     clients: int
     cohort: int
-    sampling: Literal["poisson", "fixed"]
-    accountant: Literal["pld", "rdp"]
 
     def epsilon(self, delta: float, more_rounds: int = 0) -> float:
         """Epsilon after the rounds, and after more of the same kind.
@@ -63,25 +58,15 @@ class Budget:
         Args:
             delta: Delta.
         """
-        poisson, epsilon = self.sampling == "poisson", self.epsilon(delta)
-        relation = "add or remove one client" if poisson else "replace one client by another"
-        share = self.cohort / self.clients
-        how = (
-            f"each client with probability {share:.3g}"
-            if poisson
-            else f"{self.cohort} of {self.clients:,} without replacement"
-        )
-        accountant = self.accountant.upper() if poisson else "RDP"
+        epsilon, relation = self.epsilon(delta), "add or remove one client"
+        how = f"each client with probability {self.cohort / self.clients:.3g}"
         return {
             "epsilon": epsilon, "delta": delta, "unit": "client", "neighbouring_relation": relation,
-            "sampling": f"{self.sampling}: "
-                        f"{how}", "population": self.clients, "rounds": self.rounds,
-            "noise_multiplier": self.noise_multiplier, "accountant": accountant,
+            "sampling": f"poisson: {how}", "population": self.clients, "rounds": self.rounds,
+            "noise_multiplier": self.noise_multiplier, "accountant": "PLD",
             "statement": f"epsilon {epsilon:.3g} at delta {delta:g} for one client ({relation}) "
-                         f"after {self.rounds} "
-            f"rounds, accounted by {accountant} for a population of {self.clients:,} clients, of "
-            "which a round draws "
-            f"{how}",
+                         f"after {self.rounds} rounds, accounted by PLD for a population of "
+                         f"{self.clients:,} clients, of which a round draws {how}",
         }  # fmt: skip
 
 
@@ -92,25 +77,11 @@ def _epsilon(settings: tuple[Any, ...], delta: float) -> float:
         return 0.0
     if budget.noise_multiplier < LEAST_NOISE:
         return math.inf
-    dp, pld, rdp = _library()
-    if budget.sampling == "fixed":  # replacing a client moves the sum by up to two clips
-        relation, noise = (
-            dp.NeighboringRelation.REPLACE_ONE,
-            dp.GaussianDpEvent(budget.noise_multiplier / 2),
-        )
-        event = dp.SampledWithoutReplacementDpEvent(budget.clients, budget.cohort, noise)
-        accountant = rdp.RdpAccountant(neighboring_relation=relation)
-    else:
-        relation, noise = (
-            dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
-            dp.GaussianDpEvent(budget.noise_multiplier),
-        )
-        event = dp.PoissonSampledDpEvent(budget.cohort / budget.clients, noise)
-        accountant = (
-            pld.PLDAccountant(relation, DISCRETIZATION * max(1, 0.1 / budget.noise_multiplier**2))
-            if budget.accountant == "pld"
-            else rdp.RdpAccountant(neighboring_relation=relation)
-        )
+    dp, pld = _library()
+    noise = dp.GaussianDpEvent(budget.noise_multiplier)
+    event = dp.PoissonSampledDpEvent(budget.cohort / budget.clients, noise)
+    grid = DISCRETIZATION * max(1, 0.1 / budget.noise_multiplier**2)
+    accountant = pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, grid)
     return float(accountant.compose(event, budget.rounds).get_epsilon(delta))
 
 
@@ -134,8 +105,7 @@ def calibrated(budget: Budget, epsilon: float, delta: float) -> float:
             raise ValueError(
                 f"CentralDP: no noise reaches epsilon {epsilon:g}; at least "
                 f"{_epsilon((high, *rest), delta):.3g} "
-                f"can be shown for delta {delta:g}: raise them, or take sampling poisson with "
-                "accountant pld"
+                f"can be shown for delta {delta:g}: raise them"
             )
     while high - low > 1e-3 * high:
         middle = (low + high) / 2
@@ -143,17 +113,13 @@ def calibrated(budget: Budget, epsilon: float, delta: float) -> float:
     return high
 
 
-def _library() -> tuple[Any, Any, Any]:
-    """dp-accounting and its two accountants.
-
-    Both write warnings about single orders, which change no result.
-    """
+def _library() -> tuple[Any, Any]:
+    """dp-accounting and its accountant."""
     try:
         import dp_accounting
-        from dp_accounting import pld, rdp
+        from dp_accounting import pld
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "CentralDP needs the package dp-accounting: pip install '.[privacy]'"
         ) from error
-    logging.getLogger("absl").setLevel(logging.ERROR)
-    return dp_accounting, pld, rdp
+    return dp_accounting, pld

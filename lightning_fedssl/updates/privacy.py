@@ -23,7 +23,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -63,10 +63,6 @@ class CentralDP(UpdateRule):
             rounds spend it.
         noise_multiplier: z; without ``epsilon`` there is no limit. 0 clips only.
         clip: C, the largest L2 norm of a client's update over all its tensors together.
-        sampling: ``poisson``: every client is drawn with probability ``clients_per_round /
-            num_clients``, so that cohorts vary in size; ``fixed``: ``clients_per_round`` clients,
-            which the known analysis charges with more.
-        accountant: ``pld`` (tight) or ``rdp``; ``fixed`` always takes RDP.
         population: M, a larger federation that the run stands for: epsilon and the noise are those
             of M clients, while this run trains ``data.num_clients`` (as in pfl-research). Left out:
             the run's own clients.
@@ -83,8 +79,6 @@ class CentralDP(UpdateRule):
         epsilon: float | None = None,
         noise_multiplier: float | None = None,
         clip: float = 1.0,
-        sampling: Literal["poisson", "fixed"] = "poisson",
-        accountant: Literal["pld", "rdp"] = "pld",
         population: int | None = None,
         population_cohort: int | None = None,
     ) -> None:
@@ -113,8 +107,6 @@ class CentralDP(UpdateRule):
         self.epsilon = epsilon
         self.noise_multiplier = noise_multiplier
         self.clip = clip
-        self.sampling: Literal["poisson", "fixed"] = sampling
-        self.accountant: Literal["pld", "rdp"] = accountant
         self.population = population
         self.population_cohort = population_cohort
         self._secret = False
@@ -202,8 +194,6 @@ class CentralDP(UpdateRule):
             trainer.max_rounds,
             clients,
             cohort,
-            self.sampling,
-            self.accountant,
         )
 
     def calibrate(self, trainer: Run) -> Budget:
@@ -217,7 +207,8 @@ class CentralDP(UpdateRule):
         return calibrated(replace(planned, rounds=rounds), self.epsilon, self.delta)
 
     def draw_cohort(self, trainer: Run, index: int) -> list[int]:
-        """The clients of a round, in drawn order.
+        """The clients of a round, in drawn order: each with probability ``clients_per_round /
+        num_clients``, so that cohorts vary in size.
 
         In a deployment nobody can compute them from the seed.
 
@@ -227,8 +218,6 @@ class CentralDP(UpdateRule):
         """
         seed = secrets.randbits(60) if self._secret else trainer.seed
         clients, size = trainer.datamodule.num_clients, trainer.cohort_size
-        if self.sampling == "fixed":
-            return sampling.cohort(seed, index, clients, size)
         rng = sampling.rng(seed, "cohort", index)
         drawn = rng.permutation(np.flatnonzero(rng.random(clients) < size / clients))
         return [int(client) for client in drawn]

@@ -48,7 +48,7 @@ def test_nodes_send_clipped_updates(tmp_path: Path) -> None:
 
 
 def test_the_noise_of_a_deployment_is_not_that_of_its_seed(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"delta": 1e-3, "noise_multiplier": 1.0, "clip": 0.01, "sampling": "fixed"}
+    given: dict[str, Any] = {"delta": 1e-3, "noise_multiplier": 1.0, "clip": 0.01}
     models = [weights(deployed(tmp_path / str(i), CentralDP(**given))[0]) for i in range(2)]
     assert all(not torch.equal(models[1][name], t) for name, t in models[0].items() if t.is_floating_point())
 

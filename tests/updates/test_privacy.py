@@ -131,7 +131,7 @@ def test_neighbouring_federations_differ_by_at_most_the_clip(tmp_path: Path) -> 
     models = list[State]()
     for faults in (None, Faults(Away(0))):
         algorithm = uniform(network=partial(CNN, width=4, norm="batch"), client_epochs=5)
-        privacy = private(noise_multiplier=0, sampling="fixed")
+        privacy = private(noise_multiplier=0)
         trainer = trainer_of(tmp_path / str(len(models)), privacy, max_rounds=1, clients_per_round=4, faults=faults)
         trainer.fit(algorithm, labeled_clients())
         models.append(weights_of(algorithm))
