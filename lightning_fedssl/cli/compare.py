@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
@@ -17,9 +17,7 @@ from lightning_fedssl.cli.config_files import find_suite
 from lightning_fedssl.cli.experiment import read_configurations
 from lightning_fedssl.cli.parser import ConfigFile, Parser, load_yaml
 from lightning_fedssl.comparison.command import compare
-from lightning_fedssl.comparison.execute import train
 from lightning_fedssl.comparison.plan import Resolved, plan, slug
-from lightning_fedssl.comparison.slurm import submit
 from lightning_fedssl.comparison.suite import TAKEN, Suite, SuiteEntry, SuiteGroup
 from lightning_fedssl.data.datamodule import FederatedDataModule
 
@@ -77,11 +75,6 @@ def main(
         sys.executable,
         *([os.path.abspath(sys.argv[0])] if own_script else ["-m", "lightning_fedssl"]),
     ]
-    trains = (
-        partial(submit, folder=folder, parameters=options.slurm)
-        if options.launcher == "slurm"
-        else train
-    )
     return compare(
         suite,
         runs,
@@ -91,7 +84,6 @@ def main(
         command_line,
         options.only,
         options.force,
-        trains,
     )
 
 
@@ -101,15 +93,6 @@ def parser() -> Parser:
     made.usage = "lightning-fedssl compare SUITE [--jobs N] [--KEY VALUE]..."
     made.add_argument("--suite", action=ConfigFile, help=argparse.SUPPRESS)
     made.add_argument("--jobs", type=int, default=1, help="Runs trained at once, one thread each.")
-    made.add_argument(
-        "--launcher",
-        type=Literal["local", "slurm"],
-        default="local",
-        help="Where runs are trained.",
-    )
-    made.add_argument(
-        "--slurm", type=dict[str, Any], default={}, help="Parameters of submitit for slurm."
-    )
     made.add_argument(
         "--output", type=str | None, help="Output folder; default runs/compare/<suite>."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from lightning_fedssl.comparison import plots, report
@@ -23,7 +23,6 @@ def compare(
     command_line: str,
     only: Collection[str] | None = None,
     force: bool = False,
-    trains: Callable[..., None] = train,
 ) -> int:
     """Train the runs of a suite that have no result yet, and report on all of them.
 
@@ -37,7 +36,6 @@ def compare(
         only: Labels of the entries to train; the others are reported as far as they have finished.
             None: all.
         force: Train also the runs that have a result.
-        trains: Trains the runs: here, or as jobs of a cluster.
 
     Returns:
         The exit code: 0 if all runs finished, 1 if a run failed, 130 if the comparison was
@@ -57,7 +55,7 @@ def compare(
     interrupted = False
     with terminable():
         try:
-            trains(wanted, command, jobs, ended, force)
+            train(wanted, command, jobs, ended, force)
         except KeyboardInterrupt:
             interrupted = True
     outcomes += known
