@@ -1,4 +1,4 @@
-"""Evaluates the global model for every client: is it fair?"""
+"""Evaluates the global model, and each client's own, for every client: are they fair?"""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.callback import FederatedCallback, at_least
+from lightning_fedssl.state import load_state
 from lightning_fedssl.storage.files import replace_file
 
 if TYPE_CHECKING:
@@ -33,11 +34,13 @@ class ClientEvaluation(FederatedCallback):
     ``client_test/accuracy_worst_tenth`` (the mean of the worst tenth of the clients). It writes
     ``client_evaluation.csv`` into the run folder, with one row per client and round. Checkpoints
     hold the accuracies (8 bytes per client and round), so that a resumed run continues the
-    file. The callback does not affect training. It uses the clients' true labels only for the class
-    distribution.
+    file. Where clients keep weights for themselves (``model.personal``), the same is logged of each
+    client's own model as ``client_test/personal_accuracy_mean`` and so on, in a column of its own;
+    a client that has not trained yet has the global model. The callback does not affect training.
+    It uses the clients' true labels only for the class distribution.
 
     After ``fit``, ``history`` has the accuracies of all clients, ``(clients,)``, by round; NaN
-    without test images.
+    without test images. ``personal`` has those of the clients' own models.
 
     Args:
         every_n_rounds: Interval of the evaluations; a round is skipped if the trainer does not
@@ -56,6 +59,7 @@ class ClientEvaluation(FederatedCallback):
     def reset(self) -> None:
         """Forget an earlier run."""
         self.history: dict[int, Tensor] = {}
+        self.personal: dict[int, Tensor] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Forget the test images of other data.
@@ -85,17 +89,22 @@ class ClientEvaluation(FederatedCallback):
         found = [correct[indices].double().mean() for indices in self._images(trainer)]
         accuracies = torch.stack(found)
         metrics |= summarize(accuracies)
+        if algorithm.personal:
+            own = self._own_accuracies(trainer, algorithm)
+            metrics |= summarize(own, "client_test/personal_accuracy")
+            self.personal.setdefault(trainer.round_index, own)
         if trainer.round_index not in self.history:
             self.history[trainer.round_index] = accuracies
             self._write(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """The clients' accuracies of the rounds so far."""
-        return {"history": dict(self.history)}
+        return {"history": dict(self.history), "personal": dict(self.personal)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state from :meth:`state_dict`."""
         self.history = dict(state_dict["history"])
+        self.personal = dict(state_dict["personal"])
 
     def _is_due(self, trainer: Run) -> bool:
         last = trainer.round_index == trainer.max_rounds
@@ -129,6 +138,24 @@ class ClientEvaluation(FederatedCallback):
             [share[i] for i in range(max(map(len, shares))) for share in shares if i < len(share)]
         )
 
+    def _own_accuracies(self, trainer: Run, algorithm: FederatedAlgorithm) -> Tensor:
+        """The accuracy of each client's own model on its test images, ``(clients,)``.
+
+        The clients are divided among the ranks.
+        """
+        images, found = self._images(trainer), {}
+        data, dtype = trainer.datamodule, trainer.dtype
+        for client in range(trainer.global_rank, len(images), trainer.world_size):
+            load_state(algorithm, algorithm.own_part(client))
+            correct = [torch.zeros(0, dtype=torch.bool)]
+            with torch.no_grad(), trainer.fabric.autocast():
+                for x, y in data.evaluation_batches("test", dtype, only=images[client]):
+                    correct.append((algorithm.network(x).argmax(dim=1) == y).cpu())
+            found[client] = torch.cat(correct).double().mean()
+        load_state(algorithm, algorithm.server.personal)
+        everyone = {client: t for share in trainer.gather(found) for client, t in share.items()}
+        return torch.stack([everyone[client] for client in range(len(images))])
+
     def _write(self, trainer: Run) -> None:
         """Write the rows of all rounds, those before a resumed checkpoint too."""
         if not trainer.is_global_zero or not trainer.log_dir:
@@ -138,12 +165,13 @@ class ClientEvaluation(FederatedCallback):
         def write(path: Path) -> None:
             with path.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(["round", "client", "accuracy"])
+                own = ["personal_accuracy"] if self.personal else []
+                writer.writerow(["round", "client", "accuracy", *own])
                 for number, accuracies in self.history.items():
-                    for client, accuracy in zip(names, accuracies.tolist(), strict=True):
-                        writer.writerow(
-                            [number, client, "" if math.isnan(accuracy) else f"{accuracy:.6g}"]
-                        )
+                    columns = [accuracies, *([self.personal[number]] if own else [])]
+                    for client, *row in zip(names, *(c.tolist() for c in columns), strict=True):
+                        shown = ["" if math.isnan(value) else f"{value:.6g}" for value in row]
+                        writer.writerow([number, client, *shown])
 
         replace_file(Path(trainer.log_dir) / "client_evaluation.csv", write)
 
@@ -184,19 +212,20 @@ def draw_like(class_counts: Tensor, labels: Tensor, count: int, seed: int, clien
     return torch.cat(drawn)
 
 
-def summarize(accuracies: Tensor) -> Metrics:
+def summarize(accuracies: Tensor, name: str = "client_test/accuracy") -> Metrics:
     """Mean, standard deviation over the clients and mean of the worst tenth.
 
     Empty without any accuracy.
 
     Args:
         accuracies: One per client, ``(clients,)``; NaN for a client without images.
+        name: The beginning of the scalars' names.
     """
     known = accuracies[~accuracies.isnan()].sort().values
     if not len(known):
         return {}
     return {
-        "client_test/accuracy_mean": float(known.mean()),
-        "client_test/accuracy_std": float(known.std(correction=0)),
-        "client_test/accuracy_worst_tenth": float(known[: math.ceil(len(known) / 10)].mean()),
+        f"{name}_mean": float(known.mean()),
+        f"{name}_std": float(known.std(correction=0)),
+        f"{name}_worst_tenth": float(known[: math.ceil(len(known) / 10)].mean()),
     }

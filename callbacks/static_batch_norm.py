@@ -94,7 +94,17 @@ class StaticBatchNorm(FederatedCallback):
     def on_train_start(  # type: ignore[override]
         self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
-        """Warn if the network has no static batch norm."""
+        """Warn if the network has no static batch norm.
+
+        Refuse a personal one.
+        """
+        if own := [
+            n for n in batch_norm_layers(algorithm) if f"{n}.running_mean" in algorithm.personal
+        ]:
+            raise ValueError(
+                f"model.personal: the statistics of {own[0]} are measured on all clients' images: "
+                "take model.network.norm batch"
+            )
         if trainer.is_global_zero and not has_static_batch_norm(algorithm):
             _log.warning(
                 "StaticBatchNorm has no effect: the network has no static batch norm; set "

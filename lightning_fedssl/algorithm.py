@@ -37,6 +37,7 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State, Sums, WeightedSum, sizes_of
 from lightning_fedssl.functional.by_name import taken
 from lightning_fedssl.functional.frozen import freeze as freeze_weights
+from lightning_fedssl.functional.frozen import personal_names
 from lightning_fedssl.functional.optimizers import sgd
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32
 from lightning_fedssl.local_work import LocalWork, labeled_work
@@ -98,6 +99,10 @@ class FederatedAlgorithm(LightningModule):
         freeze: Names or patterns of layers or weights that are not trained, such as ``["*",
             "!classifier"]``. Every party has them before the run: they are neither sent nor
             averaged (:func:`~lightning_fedssl.functional.frozen.freeze`).
+        personal: Names or patterns of layers or weights that each client keeps for itself, such as
+            ``classifier`` (FedPer, arXiv 1912.00818) or ``*norm*`` (FedBN, arXiv 2102.07623): they
+            are neither sent nor averaged. The server has its own, which new clients start with,
+            and with which the global model is evaluated.
         num_classes: Number of classes; taken from the data if left out.
         in_shape: (channels, height, width) of an image; taken from the data if left out.
         task: What is predicted; taken from the data.
@@ -117,6 +122,10 @@ class FederatedAlgorithm(LightningModule):
         trains_clients: Whether clients train at all.
         not_deployable: Why clients cannot train on machines of their own, as the end of a sentence:
             "FedMatch *sends clients the models of other clients*"; empty if they can.
+        no_personal: Why clients cannot keep weights for themselves, as the end of a sentence; empty
+            if they can.
+        personal: The names of the weights and buffers that each client keeps, once
+            ``configure_model`` has built the network.
         steps_per_round: T, if clients and server all make T steps in a round; the schedule then
             sets the rate of each step. With None the rate is constant within a round.
         clients_use_statistics: Whether clients evaluate the network that they receive, as to label
@@ -128,6 +137,7 @@ class FederatedAlgorithm(LightningModule):
     tasks: ClassVar[tuple[type[Task], ...]] = ONE_CLASS
     trains_clients: ClassVar[bool] = True
     not_deployable: ClassVar[str] = ""
+    no_personal: ClassVar[str] = ""
     steps_per_round: int | None = None
     clients_use_statistics: bool = False
     task: Task
@@ -151,6 +161,7 @@ class FederatedAlgorithm(LightningModule):
         init_except: Sequence[str] | str = (),
         init_head: Literal["random", "zero", "labels"] = "random",
         freeze: Sequence[str] | str = (),
+        personal: Sequence[str] | str = (),
         num_classes: int | None = None,
         in_shape: tuple[int, ...] | None = None,
         task: Task | None = None,
@@ -188,6 +199,8 @@ class FederatedAlgorithm(LightningModule):
             init_except,
             "it needs model.init_from",
         )
+        remedy = f"{type(self).__name__} {self.no_personal}: leave it out"
+        require(not (personal and self.no_personal), "personal", personal, remedy)
         vars(self)["network_factory"] = (
             network  # Module.__setattr__ would register a built network as a layer
         )
@@ -205,6 +218,8 @@ class FederatedAlgorithm(LightningModule):
         self.init_except = [init_except] if isinstance(init_except, str) else list(init_except)
         self.init_head = init_head
         self.freeze_patterns = [freeze] if isinstance(freeze, str) else list(freeze)
+        self.personal_patterns = [personal] if isinstance(personal, str) else list(personal)
+        self.personal: Sequence[str] = ()
         self.num_classes = num_classes
         self.in_shape = in_shape
         self.clients = ClientStore()
@@ -267,6 +282,7 @@ class FederatedAlgorithm(LightningModule):
         if self.init_from is not None:
             load_weights(self.network, self.init_from, self.init_except)
         freeze_weights(self.network, self.freeze_patterns, "model.freeze")
+        self.personal = personal_names(self.network, self.personal_patterns)
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Refuse data that the method cannot train on.
@@ -347,6 +363,10 @@ class FederatedAlgorithm(LightningModule):
             batch_idx: The step, from 0.
         """
         return self.task.labeled_loss(self(batch["x"]), batch["y"])
+
+    def own_part(self, client: int) -> State:
+        """The personal weights and buffers of a client; before its first round the server's."""
+        return self.clients.get(client, "personal") or self.server.personal
 
     def state_owner(self, client: int) -> int:
         """The number under which ``self.clients`` stores a client's optimizer state: by default the
@@ -541,6 +561,7 @@ class JointAlgorithm(FederatedAlgorithm):
     """
 
     not_deployable = "exchanges features and gradients with every client at every step"
+    no_personal = "trains one network with its clients, step by step"
 
     def at_clients(self, name: str) -> bool:
         """Whether each client has its own copy of a weight or buffer of the working module."""

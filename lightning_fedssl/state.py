@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from lightning_fedssl.functional.averaging import Sizes, State, sizes_of
 from lightning_fedssl.functional.by_name import prefixed
 from lightning_fedssl.functional.frozen import frozen_names, tensors_that_change
+from lightning_fedssl.functional.tied import tensors_of
 
 Direction = Literal["down", "up"]
 """From the server to a client, or from a client to the server."""
@@ -35,6 +36,8 @@ class ServerState:
     Attributes:
         parameters: The global weights by name.
         buffers: The global model's buffers by name (normalisation statistics and the like).
+        personal: The server's own personal weights and buffers by name, which clients do not
+            receive but as the first of their own.
         version: Counts the changes of the model, so that values derived from it are computed once.
         extra: Further states that a method stores at the server, by name.
         last_broadcast_version: The version that all clients have downloaded already, to compute the
@@ -43,12 +46,18 @@ class ServerState:
 
     parameters: State
     buffers: State
+    personal: State = field(default_factory=dict)
     version: int = 0
     extra: dict[str, State] = field(default_factory=dict)
     last_broadcast_version: int = -1
 
     @classmethod
-    def of(cls, module: nn.Module, local_modules: Collection[str] = ()) -> ServerState:
+    def of(
+        cls,
+        module: nn.Module,
+        local_modules: Collection[str] = (),
+        personal: Collection[str] = (),
+    ) -> ServerState:
         """A copy of the weights and buffers of a module, without frozen ones.
 
         It shares no storage with the module.
@@ -56,20 +65,27 @@ class ServerState:
         Args:
             module: The working module.
             local_modules: Names of submodules that are not part of the global model.
+            personal: Names of the personal weights and buffers.
         """
         tensors = {
-            n: t for n, t in tensors_that_change(module).items() if not is_local(n, local_modules)
+            name: t.detach().clone()
+            for name, t in tensors_that_change(module).items()
+            if not is_local(name, local_modules)
         }
-        buffers = {name for name, _ in module.named_buffers()}
-        return cls(
-            {name: t.detach().clone() for name, t in tensors.items() if name not in buffers},
-            {name: t.detach().clone() for name, t in tensors.items() if name in buffers},
-        )
+        own = {name: tensors.pop(name) for name in personal}
+        buffers = {name: tensors.pop(name) for name, _ in module.named_buffers() if name in tensors}
+        return cls(tensors, buffers, own)
 
-    def update(self, parameters: State | None = None, buffers: State | None = None) -> None:
+    def update(
+        self,
+        parameters: State | None = None,
+        buffers: State | None = None,
+        personal: State | None = None,
+    ) -> None:
         """Copy new values into the global model; tensors that are not named stay as they are."""
         _copy_into(self.parameters, parameters or {})
         _copy_into(self.buffers, buffers or {})
+        _copy_into(self.personal, personal or {})
         self.version += 1
 
     def forget(self) -> None:
@@ -81,9 +97,9 @@ class ServerState:
         """Move all tensors to a device, except scalars of stored optimizer states: a step count may
         be on the CPU.
         """
-        self.parameters, self.buffers = (
+        self.parameters, self.buffers, self.personal = (
             {name: t.to(device) for name, t in state.items()}
-            for state in (self.parameters, self.buffers)
+            for state in (self.parameters, self.buffers, self.personal)
         )
         self.extra = {
             kind: {
@@ -280,7 +296,7 @@ def _names(module: nn.Module) -> list[str]:
 
 def frozen_state(module: nn.Module) -> State:
     """The frozen tensors of a module by name, not copied."""
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    tensors = tensors_of(module)
     return {name: tensors[name].detach() for name in sorted(frozen_names(module))}
 
 

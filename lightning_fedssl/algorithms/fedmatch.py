@@ -128,6 +128,7 @@ class FedMatch(FederatedAlgorithm):
         kwargs: The arguments every algorithm takes.
     """
 
+    no_personal = "sends clients the whole models of others"
     not_deployable = "sends clients the models of other clients"
 
     not_in_paper: ClassVar[frozenset[str]] = frozenset({"validation images", "validation labels"})

@@ -77,6 +77,7 @@ class FedSwitch(FixMatch):
         kwargs: The arguments of :class:`~lightning_fedssl.algorithms.fixmatch.FixMatch`.
     """
 
+    no_personal = "sends a teacher, which has all weights"
     tasks = ONE_CLASS
     teacher: Teacher
 

@@ -38,7 +38,7 @@ class Supervised(FederatedAlgorithm):
         kwargs: The arguments every algorithm takes; those of clients have no effect.
     """
 
-    not_deployable = "trains at the server alone, without clients"
+    not_deployable = no_personal = "trains at the server alone, without clients"
 
     tasks = ANY_TASK
     trains_clients: ClassVar[bool] = False

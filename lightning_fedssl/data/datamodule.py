@@ -593,6 +593,7 @@ class FederatedDataModule(LightningDataModule):
         stage: Literal["validate", "test"],
         dtype: torch.dtype = torch.float32,
         shard: tuple[int, int] = (0, 1),
+        only: Tensor | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches ``(images, labels)`` of plain views, in data-set order.
 
@@ -601,10 +602,12 @@ class FederatedDataModule(LightningDataModule):
             dtype: The floating type of the images.
             shard: ``(rank, ranks)``: the batches rank, rank + ranks, .. only; together the ranks
                 see every image once.
+            only: Places among the images, in the order that is wanted; all if left out.
         """
         rank, ranks = shard
         source, indices = self._evaluated(stage)
-        for batch in torch.split(indices, self.eval_batch_size)[rank::ranks]:
+        chosen = indices if only is None else indices[only.to(indices.device)]
+        for batch in torch.split(chosen, self.eval_batch_size)[rank::ranks]:
             if len(batch):
                 yield self._plain(source.images[batch], dtype), source.labels[batch]
 

@@ -151,8 +151,8 @@ class Node:
         self.folder = folder
         self.num_clients = datamodule.num_clients
         self.send_scalars = send_scalars
-        if not algorithm.freeze_patterns:
-            algorithm.init_from = None  # all weights come from the server; frozen ones are not sent
+        if not algorithm.freeze_patterns and not algorithm.personal_patterns:
+            algorithm.init_from = None  # all weights come from the server
         setup.prepare_model(trainer, algorithm, datamodule)
         weights = [p for p in algorithm.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(algorithm.optimizer_factory, weights, "model.optimizer")

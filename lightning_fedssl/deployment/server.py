@@ -211,6 +211,11 @@ class DeployedFederation(SimulatedFederation):
                 "trainer.devices gives several devices, but a deployment's server uses one: set "
                 "it to 1"
             )
+        if trainer.algorithm.personal and trainer.datamodule.label_location == "server":
+            raise ValueError(
+                "model.personal: in a deployment a client starts with its own first weights, not "
+                "with those that the server has trained: leave it out, or give clients labels"
+            )
         for rule in self._rules:
             rule.on_deployment(min_clients)
         self.nodes = nodes

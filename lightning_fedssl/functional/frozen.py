@@ -53,6 +53,23 @@ def select_names(names: Mapping[str, str], patterns: Sequence[str], key: str) ->
     return selected
 
 
+def personal_names(network: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """What each client keeps for itself, ``network.NAME`` each; frozen tensors are everybody's.
+
+    Args:
+        network: The network.
+        patterns: ``model.personal``; see :func:`select_names`.
+
+    Raises:
+        ValueError: A pattern matches no name, or no weight would be left to share.
+    """
+    chosen = select_names(first_names(network), patterns, "model.personal") - frozen_names(network)
+    trained = {name for name, weight in network.named_parameters() if weight.requires_grad}
+    if chosen and trained <= chosen:
+        raise ValueError(f"model.personal: {', '.join(patterns)} leaves no weight to share")
+    return [f"network.{name}" for name in sorted(chosen)]
+
+
 def shortened(names: Sequence[str], most: int = 10) -> str:
     """Names in a message: the first and the last ones of a long list, and how many there are.
 

@@ -30,7 +30,7 @@ from lightning_fedssl.data.datasets import shortened
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.batch_norm import accept_single_values
 from lightning_fedssl.functional.by_name import prefixed
-from lightning_fedssl.functional.frozen import freeze
+from lightning_fedssl.functional.frozen import freeze, personal_names
 from lightning_fedssl.interop.loaders import LoaderData, Loaders, samples_of, seeded
 from lightning_fedssl.interop.run_logger import RunLogger
 from lightning_fedssl.local_training.sequential import loss_of
@@ -78,6 +78,7 @@ class FitsLightningModule(FederatedAlgorithm):
             require(float(epochs).is_integer(), key, epochs, "give a whole number of epochs")
         self.network: Any = network()
         freeze(self.network, ())
+        self.personal = personal_names(self.network, self.personal_patterns)
         self.labeled_step = self.network.training_step
         self.modes = {name: part.training for name, part in self.network.named_modules()}
 

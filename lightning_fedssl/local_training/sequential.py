@@ -25,6 +25,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State
 from lightning_fedssl.functional.recorded import Recorded, Values
+from lightning_fedssl.functional.tied import tensors_of
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import (
     Batch,
@@ -322,6 +323,7 @@ def start(
             server.broadcast(data.party), Mapping, algorithm, "broadcast", "tensors by name"
         )
         live.load(received)
+        live.load(algorithm.own_part(data.party))
         with own_random_stream(data, "before training"):
             work = algorithm.on_client_start(data)
         work = checked(work, LocalWork, algorithm, "on_client_start", "a LocalWork").limited(
@@ -352,7 +354,11 @@ class Sent:
     def of(cls, algorithm: FederatedAlgorithm) -> Sent:
         """The names of a method."""
         return cls(
-            [name for name, p in algorithm.named_parameters() if p.requires_grad],
+            [
+                name
+                for name, p in algorithm.named_parameters()
+                if p.requires_grad and name in algorithm.server.parameters
+            ],
             algorithm.uploaded_buffers(),
         )
 
@@ -406,6 +412,10 @@ def finish(
     with algorithm.clients.stage(update.client):
         if algorithm.keep_client_optimizer:
             algorithm.clients.put(owner, "optimizer", optimizer)
+        if algorithm.personal:
+            tensors = tensors_of(algorithm)
+            own = {name: tensors[name] for name in algorithm.personal}
+            algorithm.clients.put(update.client, "personal", own)
         with own_random_stream(data, "after training"):
             completed = algorithm.on_client_end(update)
         update = checked(completed, ClientUpdate, algorithm, "on_client_end", "the update")

@@ -167,7 +167,11 @@ def take(trainer: Run, weights_only: bool = False) -> checkpoint_file.Checkpoint
         "pytorch-lightning_version": lightning.__version__,
         "hyper_parameters": export.named_arguments(algorithm),
         "model": _description(trainer),
-        "state_dict": {**frozen_state(algorithm), **algorithm.evaluated_model()},
+        "state_dict": {
+            **frozen_state(algorithm),
+            **server.personal,
+            **algorithm.evaluated_model(),
+        },
         "callbacks": states_of(trainer.callbacks),
         "round": int(trainer.round_index),
         "epoch": max(int(trainer.round_index) - 1, 0),
@@ -235,8 +239,9 @@ def load_model(trainer: Run, path: Path) -> checkpoint_file.Checkpoint:
     server.extra = mapped(dict, state["extra"])
     server.to(trainer.fabric.device)
     trainer.algorithm.on_load_checkpoint(loaded)
-    frozen = frozen_state(trainer.algorithm)
-    load_state(trainer.algorithm, only(loaded["state_dict"], frozen))
+    server.update(personal=only(loaded["state_dict"], server.personal))
+    kept = {**frozen_state(trainer.algorithm), **server.personal}
+    load_state(trainer.algorithm, only(loaded["state_dict"], kept))
     server.version = state["version"]
     trainer.enter(Round(loaded["round"], trainer.max_rounds))
     trainer.algorithm.origin = {key: loaded[key] for key in ("seed", "partition", "model")}

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.averaging import Sizes, State
+from lightning_fedssl.functional.averaging import Sizes, State, sizes_of
 from lightning_fedssl.functional.batch_norm import (
     LayerMoments,
     local_moments,
@@ -22,6 +22,7 @@ from lightning_fedssl.functional.batch_norm import (
 )
 from lightning_fedssl.functional.by_name import places
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
+from lightning_fedssl.functional.tied import tensors_of
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_training.step_work import step_work
 from lightning_fedssl.local_work import LocalWork
@@ -227,6 +228,7 @@ class SimulatedFederation(Federation):
                     passed.append(arrival.notes)
                     yield arrival.update
         self.client_seconds = time.perf_counter() - started
+        load_state(trainer.algorithm, trainer.algorithm.server.personal)
         for arrival in self._compared(self._exchange(waiting), passed):
             self.client_judged(arrival.update.client, arrival.reason)
             if arrival.reason is None:
@@ -338,6 +340,9 @@ class SimulatedFederation(Federation):
     ) -> None:
         """A client has received its broadcast, of these bytes by name, and prepared its work."""
         trainer = self.trainer
+        if trainer.datamodule.label_location == "server":  # which trains what clients start with
+            new = not trainer.algorithm.clients.get(data.party, "personal")
+            sizes = sizes | (sizes_of(trainer.algorithm.server.personal) if new else {})
         self.transfer(data.party, "down", sizes)
         self._own.add(data.party)
         if work.num_steps:
@@ -379,18 +384,13 @@ class SimulatedFederation(Federation):
         """Make the weights and buffers of the working module, or some of them, those of the global
         model.
         """
-        algorithm, server = self.trainer.algorithm, self.trainer.algorithm.server
+        server = self.trainer.algorithm.server
+        trained = {n: t.detach() for n, t in tensors_of(self.trainer.algorithm).items() if which(n)}
         server.update(
-            {
-                name: p.detach()
-                for name, p in algorithm.named_parameters()
-                if name in server.parameters and which(name)
-            },
-            {
-                name: b.detach()
-                for name, b in algorithm.named_buffers()
-                if name in server.buffers and which(name)
-            },
+            *(
+                {name: trained[name] for name in part if name in trained}
+                for part in (server.parameters, server.buffers, server.personal)
+            )
         )
 
 

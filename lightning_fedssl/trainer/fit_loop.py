@@ -309,6 +309,6 @@ def check_server(trainer: Run) -> None:
             "rounds are as they were"
         )
     if trainer.world_size > 1 and trainer.fabric.device.type == "cuda":
-        for state in (server.parameters, server.buffers, *server.extra.values()):
+        for state in (server.parameters, server.buffers, server.personal, *server.extra.values()):
             for tensor in (t for t in state.values() if t.dim()):
                 torch.distributed.broadcast(tensor, src=0)

@@ -188,7 +188,7 @@ def prepare_model(
     if trainer.channels_last:
         algorithm.to(memory_format=torch.channels_last)
     if not hasattr(algorithm, "server"):
-        algorithm.server = ServerState.of(algorithm, algorithm.local_modules)
+        algorithm.server = ServerState.of(algorithm, algorithm.local_modules, algorithm.personal)
     algorithm.server.to(fabric.device)  # an earlier command may have run on another device
 
 
@@ -203,7 +203,7 @@ def start_run(
         dtype: The floating type of the samples.
     """
     model.on_run_start(datamodule.local_data(sampling.SERVER, 0, dtype))
-    model.server = ServerState.of(model, model.local_modules)
+    model.server = ServerState.of(model, model.local_modules, model.personal)
 
 
 def choose_callbacks(

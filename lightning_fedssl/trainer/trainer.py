@@ -325,7 +325,11 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         """
         model = self.algorithm
         return {
-            "model": {**frozen_state(model), **model.server.model()},
+            "model": {
+                **frozen_state(model),
+                **model.server.personal,
+                **model.server.model(),
+            },
             "round_index": self.round_index,
             "total_bytes": self.total_bytes,
             "stopped_by": self.stopped_by,
@@ -403,7 +407,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         setup.build_model(model, datamodule)
         model.to(self.dtype)
         load_state(model, outcome.pop("model"))
-        model.server = ServerState.of(model, model.local_modules)
+        model.server = ServerState.of(model, model.local_modules, model.personal)
         model.origin = outcome.pop("origin")
         self.state = TrainerState(TrainerStatus(outcome.pop("status")), *_STATES[stage])
         self.folder.adopt(outcome.pop("log_dir"))
