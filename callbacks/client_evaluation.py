@@ -89,7 +89,7 @@ class ClientEvaluation(FederatedCallback):
         found = [correct[indices].double().mean() for indices in self._images(trainer)]
         accuracies = torch.stack(found)
         metrics |= summarize(accuracies)
-        if algorithm.personal:
+        if algorithm.clients.having("personal"):  # nodes do not show theirs
             own = self._own_accuracies(trainer, algorithm)
             metrics |= summarize(own, "client_test/personal_accuracy")
             self.personal.setdefault(trainer.round_index, own)
@@ -168,7 +168,9 @@ class ClientEvaluation(FederatedCallback):
                 own = ["personal_accuracy"] if self.personal else []
                 writer.writerow(["round", "client", "accuracy", *own])
                 for number, accuracies in self.history.items():
-                    columns = [accuracies, *([self.personal[number]] if own else [])]
+                    columns = [accuracies]
+                    if own:
+                        columns.append(self.personal.get(number, accuracies))
                     for client, *row in zip(names, *(c.tolist() for c in columns), strict=True):
                         shown = ["" if math.isnan(value) else f"{value:.6g}" for value in row]
                         writer.writerow([number, client, *shown])

@@ -75,6 +75,7 @@ class ProxyFL(ReceivedModelLabels):
             ``unlabeled_weight`` is alpha, ``threshold`` is tau.
     """
 
+    no_personal = "tunes proxies by the clients' classifiers"
     not_deployable = "needs the numbers of labels of every client, which a node does not send"
 
     local_modules: ClassVar[frozenset[str]] = frozenset({"received", "prior"})

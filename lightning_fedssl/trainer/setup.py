@@ -16,6 +16,7 @@ from lightning.pytorch.core.hooks import ModelHooks
 from lightning_fedssl import algorithms, sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callbacks import (
+    ClientEvaluation,
     CollapseDetector,
     Dashboard,
     FederatedCheckpoint,
@@ -31,7 +32,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule, require_federa
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ServerState
-from lightning_fedssl.task import Task
+from lightning_fedssl.task import Classification, Task
 from lightning_fedssl.trainer import callback_list
 from lightning_fedssl.updates.rule import UpdateRule
 
@@ -224,6 +225,9 @@ def choose_callbacks(
     ]
     if trainer.metrics:
         defaults.append(MetricMatrices())
+    one_class = isinstance(algorithm.task, Classification) and trainer.datamodule.class_names
+    if algorithm.personal and one_class:
+        defaults.append(ClientEvaluation())
     if trainer.system is not None:
         defaults.append(SystemClock())
     if trainer.faults.availability is not None:

@@ -39,6 +39,7 @@ METHODS: dict[str, tuple[Callable[[], FederatedAlgorithm], Callable[[], ToyData]
         lambda: FedAvg(network=network("group"), optimizer=sgd, prox_mu=0.1, aggregation_optimizer=half_momentum),
         AT_CLIENTS,
     ),
+    "FedPer": (lambda: FedAvg(network=network("group"), optimizer=sgd, personal="classifier"), AT_CLIENTS),
     "SemiFL": (toy_semifl, ToyData),
     "FL2": (
         lambda: FL2(

@@ -332,6 +332,18 @@ def test_fedprox_adds_the_gradient_of_its_term(tmp_path: Path) -> None:
         torch.testing.assert_close(t, own.state_dict()[name])
 
 
+def test_a_layer_may_stay_at_its_client(tmp_path: Path) -> None:
+    """One client alone trains as without: its own layer goes on from where it was."""
+    one = plain()[:1]
+    whole, _ = fit(tmp_path, FedAvg.from_lightning(Line(), one), max_rounds=2, clients_per_round=1)
+    model, data = FedAvg.from_lightning(Line(), one, personal="net.2")
+    shared, _ = fit(tmp_path, (model, data), max_rounds=2, clients_per_round=1)
+    own = {name.removeprefix("network."): t for name, t in model.own_part(0).items()}
+    assert own.keys() == {"net.2.weight", "net.2.bias"}
+    for name, t in {**shared, **own}.items():
+        torch.testing.assert_close(t, whole[name], rtol=0, atol=1e-6)
+
+
 def test_a_module_without_optimizer_is_averaged_as_it_is(tmp_path: Path) -> None:
     module = Bare()
     fit(tmp_path, FedAvg.from_lightning(module, plain()))

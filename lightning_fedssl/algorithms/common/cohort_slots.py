@@ -49,7 +49,7 @@ class SlotAlgorithm(FederatedAlgorithm):
         server_phase: The server trains while its users do.
     """
 
-    not_deployable = (
+    not_deployable = no_personal = (
         "keeps the momentum of its clients at the server, by their places in the cohort"
     )
 
