@@ -98,12 +98,11 @@ class StaticBatchNorm(FederatedCallback):
 
         Refuse a personal one.
         """
-        if own := [
-            n for n in batch_norm_layers(algorithm) if f"{n}.running_mean" in algorithm.personal
-        ]:
+        own = [name for name in algorithm.personal if name.endswith(".running_mean")]
+        if own and has_static_batch_norm(algorithm):
             raise ValueError(
-                f"model.personal: the statistics of {own[0]} are measured on all clients' images: "
-                "take model.network.norm batch"
+                f"model.personal: {own[0]} is measured on all clients' images: take "
+                "model.network.norm batch"
             )
         if trainer.is_global_zero and not has_static_batch_norm(algorithm):
             _log.warning(

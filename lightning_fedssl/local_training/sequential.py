@@ -24,6 +24,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State
+from lightning_fedssl.functional.by_name import taken
 from lightning_fedssl.functional.recorded import Recorded, Values
 from lightning_fedssl.functional.tied import tensors_of
 from lightning_fedssl.local_work import LocalWork
@@ -413,8 +414,7 @@ def finish(
         if algorithm.keep_client_optimizer:
             algorithm.clients.put(owner, "optimizer", optimizer)
         if algorithm.personal:
-            tensors = tensors_of(algorithm)
-            own = {name: tensors[name] for name in algorithm.personal}
+            own = taken(tensors_of(algorithm), algorithm.personal)
             algorithm.clients.put(update.client, "personal", own)
         with own_random_stream(data, "after training"):
             completed = algorithm.on_client_end(update)

@@ -20,7 +20,7 @@ from lightning_fedssl.functional.batch_norm import (
     local_moments,
     measuring_batches,
 )
-from lightning_fedssl.functional.by_name import places
+from lightning_fedssl.functional.by_name import places, taken
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.functional.tied import tensors_of
 from lightning_fedssl.local_training import sequential
@@ -387,10 +387,9 @@ class SimulatedFederation(Federation):
         server = self.trainer.algorithm.server
         trained = {n: t.detach() for n, t in tensors_of(self.trainer.algorithm).items() if which(n)}
         server.update(
-            *(
-                {name: trained[name] for name in part if name in trained}
-                for part in (server.parameters, server.buffers, server.personal)
-            )
+            taken(trained, server.parameters),
+            taken(trained, server.buffers),
+            taken(trained, server.personal),
         )
 
 
