@@ -364,11 +364,10 @@ def _plain(row: Row) -> dict[str, str]:
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows; the columns are those of the row that has most."""
+    """Write rows; the columns are those of all rows, in the order in which they first appear."""
     text = io.StringIO()
-    writer = csv.DictWriter(
-        text, list(max(rows, key=len, default={"label": ""})), lineterminator="\n"
-    )
+    columns = dict.fromkeys(name for row in rows or [{"label": ""}] for name in row)
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     _write_text(path, text.getvalue())

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightning_fedssl.comparison import plots, report
+from lightning_fedssl.comparison.suite import SuiteEntry, SuiteGroup
 from tests.comparison.helpers import GOOD, comparison, rounds_of
 
 
@@ -34,6 +35,7 @@ def test_the_table_holds_means_paired_differences_and_costs_to_the_target() -> N
 def test_the_tables_are_also_a_csv_and_latex(tmp_path: Path) -> None:
     suite, outcomes = comparison()
     suite.groups[0].title = "10 % of A_B"
+    suite.groups.append(SuiteGroup("H", [SuiteEntry("Other bound", "b.yaml", "bound"), SuiteEntry("Late", "g.yaml")]))
     keys = {suite.groups[0].title: ["`model.lr`: 1, but 2 (Good)"]}
     report.write_report(tmp_path, suite, report.results_of(suite, outcomes), "", [], keys)
 
