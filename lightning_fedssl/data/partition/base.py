@@ -15,6 +15,7 @@ import heapq
 import logging
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,7 +33,7 @@ from lightning_fedssl.data.partition.class_balance import (
     positions_by_class,
 )
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
-from lightning_fedssl.data.partition.index_lists import ClientList, IndexLists
+from lightning_fedssl.data.partition.index_lists import ClientIndices, ClientList, IndexLists
 
 _log = logging.getLogger(__name__)
 
@@ -333,7 +334,9 @@ class FromFile(Partition):
     beside others: those of ``FullyLabeledClients``.
 
     Args:
-        path: A ``partition.json`` that a run wrote.
+        path: A ``partition.json`` that a run wrote; or a ``.pth`` file of the authors of RSCFed and
+            CBAFed, ``{"data_partition": {client: [index, ...]}}``, whose samples are all labelled:
+            give it as ``FullyLabeledClients.of``.
     """
 
     def __init__(self, path: str) -> None:
@@ -346,6 +349,8 @@ class FromFile(Partition):
             FileNotFoundError: If the file does not exist.
             ValueError: If the file is damaged; the message names it.
         """
+        if Path(self.path).suffix == ".pth" and Path(self.path).is_file():
+            return _published(self.path, asked.seed)
         return FederatedSplit.load(self.path)
 
     def check(self, split: FederatedSplit, asked: SplitRequest) -> None:
@@ -393,6 +398,20 @@ class FromFile(Partition):
     ) -> FederatedSplit:
         """The split as it is: the file assigns the images without labels, too."""
         return split
+
+
+def _published(path: str, seed: int) -> FederatedSplit:
+    """Clients whose samples are all labelled, from a file of RSCFed's and CBAFed's authors."""
+    try:
+        held = torch.load(path, weights_only=True)["data_partition"]
+        lists = [torch.tensor(held[client], dtype=torch.int64) for client in range(len(held))]
+    except Exception as error:  # of the file's format, or of what is in it
+        raise ValueError(
+            f"partition file {path!r} has no lists of samples under data_partition, one for each "
+            f"client from 0 ({type(error).__name__}: {error})"
+        ) from error
+    none = torch.zeros(0, dtype=torch.int64)
+    return FederatedSplit(seed, none, [ClientIndices(own.sort().values, none) for own in lists])
 
 
 def require(owner: str, name: str, value: _Value, fits: bool, wanted: str) -> _Value:

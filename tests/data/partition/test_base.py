@@ -245,6 +245,19 @@ def test_from_file_repeats_clients_with_all_labels_or_none(tmp_path: Path) -> No
         source.check(drawn[1], replace(asked, label_location="server"))
 
 
+def test_from_file_reads_the_partitions_of_rscfed_s_and_cbafed_s_authors(tmp_path: Path) -> None:
+    path = tmp_path / "SVHN_noniid_10%labeled.pth"
+    held = {0: [5, 1], 1: [0, 4, 2], 2: [3]}
+    torch.save({"data_partition": held}, path)
+    asked = SplitRequest(torch.arange(6) % 2, 2, 3, "all", "clients")
+    split = FullyLabeledClients(1, FromFile(str(path))).split(asked, sampling.rng(0, "test"))
+    found = [(own.labeled.tolist(), own.unlabeled.tolist()) for own in split.clients]
+    assert found == [([1, 5], []), ([], [0, 2, 4]), ([], [3])]
+    torch.save({"data_partition": {**held, 3: ["a"]}}, path)
+    with pytest.raises(ValueError, match="has no lists of samples under data_partition"):
+        FromFile(str(path)).split(asked, sampling.rng(0, "test"))
+
+
 @pytest.mark.parametrize("num_labels", [40, "all"])
 def test_from_file_repeats_labels_at_the_clients_beside_images_of_the_server(
     tmp_path: Path, num_labels: NumLabels
