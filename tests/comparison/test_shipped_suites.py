@@ -55,7 +55,8 @@ def resolved(name: str, label: str) -> Resolved:
     """The configuration of an entry in the last of a suite's kinds of groups that has one of this label."""
     suite = suite_of(name)
     group, entry = [(group, entry) for group in groups_of(name) for entry in group.entries if entry.label == label][-1]
-    return resolve(entry, [suite.overrides, group.overrides, entry.overrides])
+    offline = {"data.backbone.init_args.weights": None} if "backbone" in suite.overrides.get("data", {}) else {}
+    return resolve(entry, [suite.overrides, group.overrides, entry.overrides, offline])
 
 
 @pytest.fixture(autouse=True)
