@@ -87,7 +87,8 @@ class FederatedCheckpoint(FederatedCallback):
         self._warn_if_unknown(trainer, metrics)
         self._last_value = self._last_value if value is None else value
         if value is not None and self._is_better(value):
-            self.best_value, self.best_round = value, trainer.round_index
+            self.best_value = value
+            self.best_round = trainer.round_index
             self.best_model_path = str(self.folder(trainer) / "best.ckpt")
             trainer.save_checkpoint(self.best_model_path, weights_only=True)
         if trainer.round_index % self.every_n_rounds == 0:
@@ -128,7 +129,8 @@ class FederatedCheckpoint(FederatedCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state from :meth:`state_dict`."""
-        self.best_value, self.best_round = state_dict["best_value"], state_dict["best_round"]
+        self.best_value = state_dict["best_value"]
+        self.best_round = state_dict["best_round"]
 
     @staticmethod
     def folder(trainer: Run) -> Path:
@@ -164,7 +166,8 @@ class FederatedCheckpoint(FederatedCallback):
             )  # fmt: skip
 
     def _name_a_decline(self, trainer: Run) -> None:
-        best, last = self.best_value, self._last_value
+        best = self.best_value
+        last = self._last_value
         if (
             best is None
             or last is None

@@ -79,10 +79,8 @@ class ClientEvaluation(FederatedCallback):
         """Evaluate the model for every client at the interval, and add the results to the round's
         metrics.
         """
-        fitting, is_test = (
-            trainer.state.fn == TrainerFn.FITTING,
-            any(name.startswith("test/") for name in metrics),
-        )
+        fitting = trainer.state.fn == TrainerFn.FITTING
+        is_test = any(name.startswith("test/") for name in metrics)
         if fitting and not self._is_due(trainer) and not is_test:  # fit tests after its last round
             return
         correct = self._correct(trainer, algorithm)
@@ -113,8 +111,11 @@ class ClientEvaluation(FederatedCallback):
     def _images(self, trainer: Run) -> list[Tensor]:
         """Indices of each client's test images, drawn in the first call."""
         if not self._indices:
-            data, count, seed = trainer.datamodule, self.images_per_client, trainer.seed
-            labels, class_counts = data.test_labels.cpu(), data.statistics.class_counts
+            data = trainer.datamodule
+            count = self.images_per_client
+            seed = trainer.seed
+            labels = data.test_labels.cpu()
+            class_counts = data.statistics.class_counts
             for client, counts in enumerate(class_counts):
                 own = data.client_test_indices(client)
                 self._indices.append(
@@ -127,7 +128,8 @@ class ClientEvaluation(FederatedCallback):
 
         The batches are divided among the ranks.
         """
-        rank, ranks = trainer.global_rank, trainer.world_size
+        rank = trainer.global_rank
+        ranks = trainer.world_size
         batches = trainer.datamodule.evaluation_batches("test", trainer.dtype, shard=(rank, ranks))
         mine = []
         with torch.no_grad(), trainer.fabric.autocast():
@@ -143,8 +145,10 @@ class ClientEvaluation(FederatedCallback):
 
         The clients are divided among the ranks.
         """
-        images, found = self._images(trainer), {}
-        data, dtype = trainer.datamodule, trainer.dtype
+        images = self._images(trainer)
+        found = {}
+        data = trainer.datamodule
+        dtype = trainer.dtype
         for client in range(trainer.global_rank, len(images), trainer.world_size):
             load_state(algorithm, algorithm.own_part(client))
             correct = [torch.zeros(0, dtype=torch.bool)]
@@ -203,7 +207,8 @@ def draw_like(class_counts: Tensor, labels: Tensor, count: int, seed: int, clien
     generator = sampling.rng(seed, "client evaluation", client)
     drawn = []
     for k in wanted.nonzero().flatten().tolist():
-        images, number = (labels == k).nonzero().flatten(), int(wanted[k])
+        images = (labels == k).nonzero().flatten()
+        number = int(wanted[k])
         drawn.append(
             images[
                 torch.from_numpy(

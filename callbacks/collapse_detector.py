@@ -170,7 +170,8 @@ class CollapseDetector(FederatedCallback):
         self._peaks = dict(state_dict.get("peaks", {}))
 
     def _judge(self, trainer: Run, symptom: _Symptom, metrics: Metrics) -> None:
-        share, accuracy = metrics[symptom.share], metrics.get(symptom.accuracy)
+        share = metrics[symptom.share]
+        accuracy = metrics.get(symptom.accuracy)
         collapsed = share >= self.share and (accuracy is None or accuracy < 0.5)
         self._seen[symptom.share] = self._seen.get(symptom.share, 0) + 1 if collapsed else 0
         if self._seen[symptom.share] == self.patience and trainer.is_global_zero:

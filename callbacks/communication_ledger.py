@@ -166,7 +166,8 @@ class CommunicationLedger(FederatedCallback):
     def _begin(self, round_index: int) -> None:
         """Close the round before, if this is a new one."""
         if round_index != self._round_index:
-            self._before, self._round_index = self.entries, round_index
+            self._before = self.entries
+            self._round_index = round_index
             self._sent = defaultdict(list)
 
     def _add_round(self, trainer: Run) -> None:
@@ -288,7 +289,8 @@ def report(
 def _row(kind: str, count: int, entry: Entry) -> str:
     number = "" if kind == "everything" else f"{count:,}"
     each = readable(entry.total / entry.client_rounds)
-    total, unused = readable(entry.total), readable(entry.unused)
+    total = readable(entry.total)
+    unused = readable(entry.unused)
     rounds = f"{entry.rounds:,} ({entry.first} to {entry.last})"
     return f"| {kind} | {number} | {each} | {total} | {unused} | {entry.times:,} | {rounds} |"
 

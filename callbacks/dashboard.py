@@ -110,7 +110,8 @@ class Dashboard(FederatedCallback):
 
     def _write_layout(self, trainer: Run, scalars: Iterable[str]) -> None:
         """TensorBoard shows the last layout of a run."""
-        before, self._scalars = charts_of(self._scalars), self._scalars | set(scalars)
+        before = charts_of(self._scalars)
+        self._scalars = self._scalars | set(scalars)
         if (layout := charts_of(self._scalars)) != before:
             from torch.utils.tensorboard.summary import custom_scalars
 

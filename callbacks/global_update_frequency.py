@@ -110,7 +110,8 @@ class GlobalUpdateFrequency(FederatedCallback):
         """
         if len(self.losses) < 2 * self.window:
             return self.value
-        earlier, last = self.losses[: self.window], self.losses[self.window :]
+        earlier = self.losses[: self.window]
+        last = self.losses[self.window :]
         change = abs(sum(last) - sum(earlier)) / self.window
         if change < self.rho_1:
             return max(1, self.value // 2)
@@ -122,4 +123,5 @@ class GlobalUpdateFrequency(FederatedCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state from :meth:`state_dict`."""
-        self.value, self.losses = state_dict["value"], list(state_dict["losses"])
+        self.value = state_dict["value"]
+        self.losses = list(state_dict["losses"])

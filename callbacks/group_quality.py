@@ -39,7 +39,8 @@ class GroupQuality(FederatedCallback):
         """Add both scalars to the metrics of an evaluation on validation images."""
         if "val/accuracy" not in metrics or not algorithm.group_means():
             return
-        accuracies, shares = [], []
+        accuracies = []
+        shares = []
         for mean in algorithm.group_means():
             load_state(algorithm, {**algorithm.server.model(), **mean})
             right, counts = self._count(trainer, algorithm)

@@ -103,7 +103,8 @@ class LabelsAlone(FederatedCallback):
                 return
             trainer.log_metrics({f"bound/{task.monitor}": bound[name]})
             if not isinstance(task, Classification):
-                found, noun = float(trainer.callback_metrics[name]), trainer.datamodule.spec.noun
+                found = float(trainer.callback_metrics[name])
+                noun = trainer.datamodule.spec.noun
                 self.lines.append(
                     f"{name}: labels alone {bound[name]:.4f}, with the clients' {noun}s {found:.4f}"
                 )
@@ -132,9 +133,11 @@ class LabelsAlone(FederatedCallback):
         gain, error = estimate_gain(ours, alone, count)
         path = FederatedCheckpoint.folder(trainer) / CHOSEN
         trainer.save_checkpoint(path, weights_only=True)
-        self.chosen, model = type(algorithm).__name__, "the last model"
+        self.chosen = type(algorithm).__name__
+        model = "the last model"
         if gain <= 0:
-            self.chosen, model = "Supervised", "the labels alone"
+            self.chosen = "Supervised"
+            model = "the labels alone"
             if trainer.is_global_zero:
                 shutil.copy(labels_alone, path)
         accuracy = float(both[gain <= 0]["test/accuracy"])
@@ -147,7 +150,8 @@ class LabelsAlone(FederatedCallback):
 
     def _compare(self, trainer: Run) -> None:
         """Fit the simple classifiers, and say how all compare on the test samples."""
-        data, measured = trainer.datamodule, trainer.callback_metrics
+        data = trainer.datamodule
+        measured = trainer.callback_metrics
         answers = trainer.gather(simple_answers(data) if trainer.is_global_zero else [])[0]
         most = float(data.test_labels.bincount().max() / len(data.test_labels))
         trainer.log_metrics(
@@ -158,7 +162,8 @@ class LabelsAlone(FederatedCallback):
         self.lines.append(verdict(alone, accuracy, len(data.test_labels), data.spec.noun))
         best = alone, "labels alone"
         if answers:
-            first, names = answers[0], [f"{a.name} {100 * a.accuracy:.1f} %" for a in answers]
+            first = answers[0]
+            names = [f"{a.name} {100 * a.accuracy:.1f} %" for a in answers]
             best = max(best, (first.accuracy, first.name))
             self.lines.append(
                 f"simple answers: {', '.join(names)}; always the largest class {100 * most:.1f} % "
@@ -189,7 +194,8 @@ def verdict(bound: float, accuracy: float, images: int, noun: str) -> str:
     )
 
 
-EXPECTED_GAIN, EXPECTED_ERROR = -0.02, 0.03
+EXPECTED_GAIN = -0.02
+EXPECTED_ERROR = 0.03
 """What clients' samples add to the accuracy of few labels on real tasks, and its deviation between
 tasks: a loss, so that validation samples must show a gain before it is believed."""
 
@@ -210,6 +216,7 @@ def estimate_gain(accuracy: float, bound: float, count: int) -> tuple[float, flo
     if not count:
         return EXPECTED_GAIN, EXPECTED_ERROR
     of_both = [accuracy_error(value, count) ** 2 for value in (accuracy, bound)]
-    measured, before = 1 / sum(of_both), 1 / EXPECTED_ERROR**2
+    measured = 1 / sum(of_both)
+    before = 1 / EXPECTED_ERROR**2
     gain = (measured * (accuracy - bound) + before * EXPECTED_GAIN) / (measured + before)
     return gain, 1 / math.sqrt(measured + before)

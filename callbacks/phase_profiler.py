@@ -58,10 +58,14 @@ class PhaseProfiler(FederatedCallback):
         """Begin a report."""
         self.profiler.setup(stage, trainer.local_rank, trainer.log_dir)
 
-    on_round_start, on_round_end = _starts(ROUND), _ends(ROUND)
-    on_server_phase_start, on_server_phase_end = _starts("server"), _ends("server")
-    on_client_phase_start, on_aggregate = _starts("clients"), _ends("clients")
-    on_evaluation_start, on_evaluation_end = _starts("evaluation"), _ends("evaluation")
+    on_round_start = _starts(ROUND)
+    on_round_end = _ends(ROUND)
+    on_server_phase_start = _starts("server")
+    on_server_phase_end = _ends("server")
+    on_client_phase_start = _starts("clients")
+    on_aggregate = _ends("clients")
+    on_evaluation_start = _starts("evaluation")
+    on_evaluation_end = _ends("evaluation")
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Let the profiler report, also on a run that an error has ended."""

@@ -122,8 +122,10 @@ class PseudoLabelQuality(FederatedCallback):
         # Every label of a sample, or every pixel, counts as one.
         truth = trainer.datamodule.true_labels(indices)
         partly_unknown = truth.dim() > 1 or trainer.datamodule.has_unknown_labels
-        truth, labels = truth.flatten(), algorithm.task.hard(pseudo.labels).flatten()
-        right, mask = (labels == truth).double(), pseudo.mask.flatten().double()
+        truth = truth.flatten()
+        labels = algorithm.task.hard(pseudo.labels).flatten()
+        right = (labels == truth).double()
+        mask = pseudo.mask.flatten().double()
         # A comparison and not F.one_hot, which reads its input on the host and would wait for the
         # device.
         classes = torch.arange(trainer.datamodule.num_classes, device=labels.device)
@@ -131,7 +133,9 @@ class PseudoLabelQuality(FederatedCallback):
         self._class_counts[client] = self._class_counts.get(client, 0) + counts
         if partly_unknown:  # else no test, which would wait for the device
             known = truth >= 0
-            right, mask, truth = right[known], mask[known], truth[known]
+            right = right[known]
+            mask = mask[known]
+            truth = truth[known]
             if not len(truth):
                 return
         self._log(trainer, "", right, mask)

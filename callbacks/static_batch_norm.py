@@ -146,7 +146,8 @@ class StaticBatchNorm(FederatedCallback):
 
         Statistics of another source are computed again.
         """
-        version, source = state_dict["version"], state_dict["source"]
+        version = state_dict["version"]
+        source = state_dict["source"]
         same = source == self.source
         if not same:
             _log.warning(
@@ -196,10 +197,8 @@ class StaticBatchNorm(FederatedCallback):
 
         Bitwise those of one rank.
         """
-        own, data = (
-            batches[trainer.global_rank :: trainer.world_size],
-            trainer.local_data(sampling.SERVER),
-        )
+        own = batches[trainer.global_rank :: trainer.world_size]
+        data = trainer.local_data(sampling.SERVER)
         measured = batch_moments(algorithm, (data.plain(batch) for batch in own))
         if trainer.world_size == 1:
             return measured

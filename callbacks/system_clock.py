@@ -67,7 +67,8 @@ class SystemClock(FederatedCallback):
         sizes: Mapping[str, int],
     ) -> None:
         """Add the bytes to those of the client."""
-        usage, size = self._usages[client], sum(sizes.values())
+        usage = self._usages[client]
+        size = sum(sizes.values())
         if direction == "down":
             usage.down += size
         else:
@@ -102,7 +103,8 @@ class SystemClock(FederatedCallback):
             server_in_parallel=getattr(algorithm, "server_phase", "") == "parallel",
             left_out=[k for k, outcome in trainer.participation.items() if outcome == "dropped"],
         )
-        self._usages, self._server_steps = defaultdict(Usage), 0
+        self._usages = defaultdict(Usage)
+        self._server_steps = 0
         self.seconds += duration.total
         self.downloaded += sum(usage.down for usage in usages.values())
         self.uploaded += sum(usage.up for usage in usages.values())
@@ -129,4 +131,5 @@ class SystemClock(FederatedCallback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state from :meth:`state_dict`."""
         self.seconds = state_dict["seconds"]
-        self.downloaded, self.uploaded = state_dict["downloaded"], state_dict["uploaded"]
+        self.downloaded = state_dict["downloaded"]
+        self.uploaded = state_dict["uploaded"]

@@ -415,8 +415,7 @@ class FederatedAlgorithm(LightningModule):
         """Write the mean into the global model. Without an update, the model stays as it is."""
         mean = sums["model"].mean()
         if mean is not None:
-            weights = {name: mean.pop(name) for name in self.server.parameters if name in mean}
-            self.server.update(weights, buffers=mean)
+            self.server.replace(mean)
 
     def round(self, federation: Federation) -> None:
         """One round: clients train from the global model, the server averages and trains."""
@@ -471,7 +470,8 @@ class FederatedAlgorithm(LightningModule):
         The evaluated model may lack tensors that only training needs, such as a teacher. They are
         taken from the global model.
         """
-        saved, names = checkpoint["federation"], self.state_dict()
+        saved = checkpoint["federation"]
+        names = self.state_dict()
         local = {name: t for name, t in names.items() if is_local(name, self.local_modules)}
         known = {**local, **saved["parameters"], **saved["buffers"], **checkpoint["state_dict"]}
         checkpoint["state_dict"] = taken(known, names)

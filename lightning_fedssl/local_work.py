@@ -95,7 +95,8 @@ def epochs_of(
     steps_per_epoch, num_steps = _steps(count, batch_size, epochs, steps)
     visited = min(count, steps_per_epoch * batch_size)
     order = lru_cache(maxsize=1)(order)  # parts of an epoch share it
-    made, batches = range(0), list[Batch]()
+    made = range(0)
+    batches = list[Batch]()
 
     def batch(step: int) -> Batch:
         nonlocal made, batches
@@ -121,7 +122,8 @@ def _chunk_of(step: int, batch_size: int, steps_per_epoch: int, visited: int, ch
         return range(start, start + size)
     epoch, place = divmod(step, steps_per_epoch)
     size = max(1, chunk // batch_size)
-    start, end = place // size * size, steps_per_epoch
+    start = place // size * size
+    end = steps_per_epoch
     return range(epoch * end + start, epoch * end + min(start + size, end))
 
 
@@ -253,7 +255,8 @@ def paired_work(
     def part(
         rows: Tensor, chunk: int, make: Callable[[Tensor, Tensor, int], Batch]
     ) -> tuple[int, Batch]:
-        first, width = chunk * steps_per_chunk, rows.shape[1]
+        first = chunk * steps_per_chunk
+        width = rows.shape[1]
         chosen = rows[first : first + steps_per_chunk]
         steps = torch.arange(first, first + len(chosen), device=rows.device).repeat_interleave(
             width
@@ -314,7 +317,8 @@ def unlabeled_work(
     def order(epoch: int) -> Tensor:
         return data.permutation(len(data.unlabeled), "unlabeled", epoch)
 
-    size, count = batch_size or data.batch_size, len(data.unlabeled)
+    size = batch_size or data.batch_size
+    count = len(data.unlabeled)
     return epochs_of(
         make_batch,
         order,
@@ -354,7 +358,8 @@ def side_by_side(a: LocalWork, b: LocalWork) -> LocalWork:
 
 def _draw(data: LocalData, count: int, num_steps: int, purpose: str) -> Tensor:
     """Draw the rows of the batch of every step, ``(num_steps, at most batch_size)`` int64."""
-    generator, size = data.rng(purpose), min(count, data.batch_size)
+    generator = data.rng(purpose)
+    size = min(count, data.batch_size)
     rows = torch.empty((num_steps, size), dtype=torch.int64)
     if size:
         for step in range(num_steps):

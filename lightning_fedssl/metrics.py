@@ -115,7 +115,8 @@ class MetricCollector:
 
     def sums(self) -> dict[str, tuple[float, float]]:
         """The weighted sum and the weight of every scalar on this rank."""
-        names, sums = list(self._sums), list(self._sums.values())
+        names = list(self._sums)
+        sums = list(self._sums.values())
         weights = [torch.as_tensor(self._weights[name], dtype=torch.float64) for name in names]
         values = [float(value) for value in copy_to_cpu([*sums, *weights])]
         return {name: (values[i], values[len(names) + i]) for i, name in enumerate(names)}
@@ -208,7 +209,8 @@ class Scalars:
     @contextmanager
     def redirected(self, receiver: Receiver) -> Iterator[None]:
         """Inside the context all scalars go to this receiver."""
-        outer, self.receiver = self.receiver, receiver
+        outer = self.receiver
+        self.receiver = receiver
         try:
             yield
         finally:
@@ -227,7 +229,8 @@ class Counter:
 
     def take(self) -> Metrics:
         """The sums of this rank; the counter is empty afterwards."""
-        counts, self._counts = self._counts, {}
+        counts = self._counts
+        self._counts = {}
         return counts
 
 

@@ -150,7 +150,8 @@ class Run(ABC):
 
     def interrupt(self, number: int) -> None:
         """Note that a signal of this number ends the command."""
-        self.state.status, self.stopped_by = TrainerStatus.INTERRUPTED, number
+        self.state.status = TrainerStatus.INTERRUPTED
+        self.stopped_by = number
 
     def restore(
         self, metrics: Mapping[str, float], metric_rounds: dict[str, int], total_bytes: float

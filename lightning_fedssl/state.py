@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fedssl.functional.averaging import Sizes, State, sizes_of
-from lightning_fedssl.functional.by_name import prefixed
+from lightning_fedssl.functional.by_name import only, prefixed, without
 from lightning_fedssl.functional.frozen import frozen_names, tensors_that_change
 from lightning_fedssl.functional.tied import tensors_of
 
@@ -87,6 +87,10 @@ class ServerState:
         _copy_into(self.buffers, buffers or {})
         _copy_into(self.personal, personal or {})
         self.version += 1
+
+    def replace(self, model: State) -> None:
+        """:meth:`update` with weights and buffers in one dictionary."""
+        self.update(only(model, self.parameters), without(model, self.parameters))
 
     def forget(self) -> None:
         """Forget all but the global model, as before the first round of a run."""
@@ -379,7 +383,8 @@ class ClientStore:
         Args:
             client: The client that trains.
         """
-        before, self._staging = self._staging, client
+        before = self._staging
+        self._staging = client
         try:
             yield
         finally:

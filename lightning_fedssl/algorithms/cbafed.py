@@ -205,9 +205,11 @@ class CBAFed(FederatedAlgorithm):
     def label_images(self, data: LocalData) -> tuple[Tensor, Tensor]:
         """Weak views of the images that get a label, and their labels."""
         self.eval()
-        threshold, rare = self.classes.get_buffer("threshold"), self.classes.get_buffer("rare") > 0
+        threshold = self.classes.get_buffer("threshold")
+        rare = self.classes.get_buffer("rare") > 0
         order = data.unlabeled[data.permutation(len(data.unlabeled), "order")]
-        views, labels = [], []
+        views = []
+        labels = []
         for number, part in enumerate(order.split(data.batch_size)):
             x = data.weak(part, "labeling", start=number * data.batch_size)
             top = self(x).to(data.dtype).softmax(dim=-1).topk(2)
@@ -263,10 +265,10 @@ class CBAFed(FederatedAlgorithm):
         mean = sums["model"].mean()
         if mean is None:
             return
-        after, record = self.round_after_warmup, self.server.extra.get("record", {})
+        after = self.round_after_warmup
+        record = self.server.extra.get("record", {})
         if self.residual and after > 0 and after % _EVERY == 0 and record:
             mean = {name: (record[name] + t) / 2 for name, t in mean.items()}
         if self.residual and (after < 0 or (after > 0 and after % _EVERY == 0)):
             self.server.extra["record"] = mapped(Tensor.clone, mean)
-        weights = {name: mean.pop(name) for name in self.server.parameters if name in mean}
-        self.server.update(weights, buffers=mean)
+        self.server.replace(mean)

@@ -72,7 +72,8 @@ class DataSharing(SlotAlgorithm):
         )
         checks.require(self.server_takes_part, "share", self.share, remedy)
         shared = data.local_data(sampling.SERVER, 0)
-        self.shared_images, self.shared_labels = shared.labeled, shared.labels
+        self.shared_images = shared.labeled
+        self.shared_labels = shared.labels
 
     def on_round_start(self) -> None:
         """Assign the slots, in rounds in which the users train."""

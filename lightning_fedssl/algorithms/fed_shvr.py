@@ -252,7 +252,8 @@ class FedSHVR(PairedBatches):
 
     def unlabeled_terms(self, logits: Tensor, batch: Batch) -> list[Tensor]:
         """``alpha_0 CE(u, v)`` and ``alpha_2 r_2(f(u))``, each a mean over the images."""
-        terms, alpha0 = [self.alpha2 * self.r2(logits).mean()], batch["alpha0"]
+        terms = [self.alpha2 * self.r2(logits).mean()]
+        alpha0 = batch["alpha0"]
         if self.ramp.final:
             terms.insert(0, (alpha0 * soft_cross_entropy(logits, batch["v"])).mean())
         return terms
@@ -285,7 +286,8 @@ class FedSHVR(PairedBatches):
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
         """Sum the clients' steps, normalised by their number."""
-        total, this_round = WeightedSum(), torch.tensor(self.current_round.index)
+        total = WeightedSum()
+        this_round = torch.tensor(self.current_round.index)
         for update in updates:
             mean_step = self._mean_step(update)
             if self.control_variate:
@@ -315,7 +317,8 @@ class FedSHVR(PairedBatches):
         )
         super().aggregate({"model": model})
         if self.control_variate:
-            self._tau_bar, new = tau, self.server.parameters
+            self._tau_bar = tau
+            new = self.server.parameters
             moved = on_cpu(
                 {name: (p - new[name]) / tau for name, p in before.items() if name in mean}
             )
@@ -347,7 +350,8 @@ class FedSHVR(PairedBatches):
             client: The client.
             mean_step: ``(theta - theta') / tau_bar``, on the CPU.
         """
-        own, d = self.clients.get(client, "mean_step"), self.control(client)
+        own = self.clients.get(client, "mean_step")
+        d = self.control(client)
         change = {
             name: (mean_step[name] - t) / self.current_round.client_lr for name, t in own.items()
         }

@@ -129,7 +129,8 @@ class FedDB(ServerPhases):
         pseudo = self.label_images(data, images)
         if not pseudo.mask.any() or not len(data.labeled):
             return labeled_work(data, self.client_epochs)
-        chosen, labels = images[pseudo.mask], pseudo.labels[pseudo.mask]
+        chosen = images[pseudo.mask]
+        labels = pseudo.labels[pseudo.mask]
 
         def batch(step: int) -> Batch:
             return {

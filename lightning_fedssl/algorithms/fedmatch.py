@@ -91,9 +91,13 @@ if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
     from lightning_fedssl.round import Federation
 
-_PSI, _SIGMA = "network.psi.", "network.sigma."
+_PSI = "network.psi."
+_SIGMA = "network.sigma."
 _LR_DIVISOR = 3.0
-_RATE, _ROUND, _VALUE, _SEEN = "rate", "round", "announced", "seen"
+_RATE = "rate"
+_ROUND = "round"
+_VALUE = "announced"
+_SEEN = "seen"
 
 
 class FedMatch(FederatedAlgorithm):
@@ -295,7 +299,8 @@ class FedMatch(FederatedAlgorithm):
         labeled = self._labeled_work(
             data, self.client_epochs, _whole_batches(len(data.labeled), data.batch_size)
         )
-        size, count = data.batch_size, len(data.unlabeled)
+        size = data.batch_size
+        count = len(data.unlabeled)
         if labeled.num_steps:
             size = max(1, math.ceil(count * self.client_epochs / labeled.num_steps))
         else:
@@ -496,7 +501,8 @@ class FedMatch(FederatedAlgorithm):
         The first time a client also receives the validation images and labels, if its learning rate
         depends on them.
         """
-        seen, since = self.clients.get(client, _SEEN), self.server.extra.get(_ROUND, {})
+        seen = self.clients.get(client, _SEEN)
+        since = self.server.extra.get(_ROUND, {})
         newer = _counts(
             {name: since[name] > seen[_ROUND] for name in received if seen and name in since}
         )
@@ -596,7 +602,8 @@ def update_rate(rate: State, loss: float, patience: int) -> State:
     factor, lowest, waited = (float(rate[key]) if rate else value for key, value in _FRESH.items())
     waited = 0.0 if loss < lowest else waited + 1
     if waited >= patience:
-        factor, waited = factor / _LR_DIVISOR, 0.0
+        factor = factor / _LR_DIVISOR
+        waited = 0.0
     values = {"factor": factor, "lowest": min(loss, lowest), "waited": waited}
     return {key: torch.tensor(value, dtype=torch.float64) for key, value in values.items()}
 

@@ -292,7 +292,8 @@ class FedRGD(SlotAlgorithm):
         The mean of a group without users is its server's model; without a server, it does not
         change.
         """
-        average, summed = WeightedSum(), self._averaged_names()
+        average = WeightedSum()
+        summed = self._averaged_names()
         for group, known in enumerate(self.group_means()):
             total = sums[f"group {group}"]
             if self._servers:

@@ -109,7 +109,8 @@ class FedSwitchSL(SplitTraining):
         """Features of the weak view, computed in evaluation mode by the bottom of the model that
         labels.
         """
-        own, student = self.teacher_bottom, self.network.bottom
+        own = self.teacher_bottom
+        student = self.network.bottom
         by_teacher = batch["by_teacher"][0] > 0
         others = tensors_of(student)
         source = {
@@ -134,7 +135,8 @@ class FedSwitchSL(SplitTraining):
             features[name].flatten(0, 1) for name in ("student", "teacher", "by_teacher")
         )
         with evaluating(self.network.top):
-            teacher_logits, student_logits = self.teacher_top(labeling), self.network.top(labeling)
+            teacher_logits = self.teacher_top(labeling)
+            student_logits = self.network.top(labeling)
             pseudo = pseudo_label(
                 torch.where(by_teacher[:, None] > 0, teacher_logits, student_logits), self.threshold
             )

@@ -131,12 +131,14 @@ class FL2(GlobalLabels):
         if not len(data.unlabeled):
             return unlabeled_work(data)
         probabilities, confidence, sure = self.label_images(data)
-        labels, status = self.task.hard(probabilities), confidence.mean()
+        labels = self.task.hard(probabilities)
+        status = confidence.mean()
         pseudo = PseudoLabels(labels, confidence, sure)
         if self.adaptive_threshold:
             least = status * self.task.frequency(probabilities, labels)
             pseudo = pseudo._replace(mask=confidence >= least)
-        targets, sure = self.task.confident_targets(pseudo), sure & pseudo.mask
+        targets = self.task.confident_targets(pseudo)
+        sure = sure & pseudo.mask
         used = self.task.has_confident(pseudo).nonzero().squeeze(1)
 
         def make_batch(rows: Tensor, visits: Visits) -> Batch:

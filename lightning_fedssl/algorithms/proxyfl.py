@@ -156,9 +156,11 @@ class ProxyFL(ReceivedModelLabels):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """``CE(x, y) + alpha sum(mask CE(strong, class)) / batch + beta L_ICPL``."""
         images = torch.cat([batch["x"], batch["x_weak"], batch["x_strong"]])
-        labeled, unlabeled = len(batch["x"]), len(batch["x_weak"])
+        labeled = len(batch["x"])
+        unlabeled = len(batch["x_weak"])
         features, logits = self.features_and_logits(images)
-        own, strong = logits[labeled : labeled + unlabeled], logits[labeled + unlabeled :]
+        own = logits[labeled : labeled + unlabeled]
+        strong = logits[labeled + unlabeled :]
         with torch.no_grad():
             received = self.received["network"](images[: labeled + unlabeled])
             received = at_least_float32(received).softmax(dim=-1)

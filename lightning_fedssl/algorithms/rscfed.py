@@ -41,6 +41,7 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import State, Sums, WeightedSum
+from lightning_fedssl.functional.by_name import copied
 from lightning_fedssl.functional.frozen import tensors_that_change
 from lightning_fedssl.functional.tied import tensors_of
 from lightning_fedssl.local_work import LocalWork, epochs_of, labeled_work
@@ -186,7 +187,8 @@ class RSCFed(FederatedAlgorithm):
         """
         steps = self.teacher.get_buffer("steps")
         decay = (1 - 1 / (steps + 1)).clamp(max=self.teacher_decay)
-        student, changing = tensors_of(self.network), tensors_that_change(self.teacher["network"])
+        student = tensors_of(self.network)
+        changing = tensors_that_change(self.teacher["network"])
         for name in changing.keys() & dict(self.network.named_parameters()).keys():
             own = changing[name]
             own.copy_(decay * own + (1 - decay) * student[name])
@@ -199,7 +201,7 @@ class RSCFed(FederatedAlgorithm):
             self.clients.put(
                 update.client,
                 "teacher",
-                {n: t.detach().clone() for n, t in tensors_of(self.teacher).items()},
+                copied(tensors_of(self.teacher)),
             )
         return update
 
@@ -257,8 +259,6 @@ class RSCFed(FederatedAlgorithm):
             }
         if self.current_round.index % self.sub_consensus == 0 and collected:
             count = collected.pop("count")
-            mean = {name: t / count.to(t) for name, t in collected.items()}
-            weights = {name: mean.pop(name) for name in self.server.parameters if name in mean}
-            self.server.update(weights, buffers=mean)
+            self.server.replace({name: t / count.to(t) for name, t in collected.items()})
             collected = {}
         self.server.extra["sub_consensus"] = collected

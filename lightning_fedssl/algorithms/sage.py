@@ -87,7 +87,8 @@ def corrected_labels(
     Returns:
         Probabilities ``(n, classes)``, the larger confidence, and whether it is at least tau.
     """
-    own, other = pseudo_label(logits, threshold), pseudo_label(received, threshold)
+    own = pseudo_label(logits, threshold)
+    other = pseudo_label(received, threshold)
     share = torch.exp(-kappa * (own.confidence - other.confidence).abs()) * own.mask
     y_own, y_other = (F.one_hot(labels, logits.shape[-1]) for labels in (own.labels, other.labels))
     target = share.unsqueeze(-1) * y_own + (1 - share).unsqueeze(-1) * y_other

@@ -112,7 +112,8 @@ class SelfTraining(ServerPhases):
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
         """Send the predicted class shares instead of those received."""
-        weight, shares = update.payload["weight"], update.payload["predicted_shares"]
+        weight = update.payload["weight"]
+        shares = update.payload["predicted_shares"]
         buffers = {**update.buffers, "predicted_shares": shares}
         return replace(update, buffers=buffers, payload={"weight": weight})
 

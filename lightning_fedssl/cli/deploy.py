@@ -58,7 +58,9 @@ DEMO = (
 )
 """The options of the demonstration: few rounds, as each message costs the start of a process."""
 
-_APP, _SPEC, _PARTITION = "fedssl_app", "data.json", "partition.json"
+_APP = "fedssl_app"
+_SPEC = "data.json"
+_PARTITION = "partition.json"
 """The package of an app; in it what a node must know before it reads its own data, and the file of
 a partition."""
 
@@ -190,7 +192,8 @@ def write_app(folder: Path, options: Sequence[str], own_data: bool = False) -> N
     rule = None if own_data else cli.datamodule.partition
     split = FederatedSplit.load(rule.path) if isinstance(rule, FromFile) else None
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "app"
-    method, app = type(cli.model).__name__, folder / _APP
+    method = type(cli.model).__name__
+    app = folder / _APP
     app.mkdir(parents=True)
     for path, text in {
         folder / "pyproject.toml": _PYPROJECT.format(
@@ -264,7 +267,8 @@ def make_node(config: Path, node_config: Mapping[str, Any], run_config: Mapping[
     cli = _read_app(
         config, run_config, module_of_spec(spec) if spec.is_file() else FederatedDataModule, more
     )
-    data, client = cli.datamodule, int(node_config.get("client", -1))
+    data = cli.datamodule
+    client = int(node_config.get("client", -1))
     if not 0 <= client < data.num_clients or (spec.is_file() and "data" not in node_config):
         raise ValueError(
             f"the node's configuration is {dict(node_config)}: give --node-config 'client=0' with "

@@ -57,12 +57,14 @@ def main(
     try:
         return _run(list(sys.argv[1:] if args is None else args), args is None, datamodule_class)
     except KeyboardInterrupt:
-        message, code = "interrupted", 130
+        message = "interrupted"
+        code = 130
     except Exception as error:
         found = next(filter(None, map(_message, _causes(error))), None)
         if found is None or os.environ.get("FEDSSL_TRACEBACK", "0") != "0":
             raise
-        message, code = f"error: {found}", 2
+        message = f"error: {found}"
+        code = 2
     if is_first_on_machine():
         sys.stderr.write(f"{message}\n")
     return code
@@ -89,14 +91,16 @@ def _run(
         sys.stdout.write(listing.show(command))
         return 0
     if command in READS_CHECKPOINTS and (saved := _config_of_run(arguments)):
-        arguments, own = [command, f"--config={saved}", *arguments[1:]], False
+        arguments = [command, f"--config={saved}", *arguments[1:]]
+        own = False
     given: dict[str, Any] = {"datamodule_class": datamodule_class} if datamodule_class else {}
     if command in SCRIPTS:
         script = import_module(f"lightning_fedssl.cli.{command}")
         reads_data = command in ("compare", "partition")
         return int(script.main(arguments[1:], **(given if reads_data else {})))
     if arguments == ["fit"]:
-        arguments, own = ["fit", "--config", "semifl_digits.yaml"], False
+        arguments = ["fit", "--config", "semifl_digits.yaml"]
+        own = False
     if not own:  # Lightning would advise against arguments that are not those of the process
         warnings.filterwarnings("ignore", ".*args parameter is intended to run from within Python")
     from lightning_fedssl.cli.lightning_cli import FederatedCLI

@@ -55,7 +55,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     for path in export(network, description, folder, options.format):
         print(f"written: {path}")
-    trained, written = description.get("trained_dtype"), dtype_of(network)
+    trained = description.get("trained_dtype")
+    written = dtype_of(network)
     if trained not in (None, written):
         print(f"the run trained {trained} weights; they are written as {written}")
     return 0

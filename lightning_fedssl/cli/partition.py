@@ -128,7 +128,8 @@ def client_table(statistics: PartitionStatistics, most: int) -> list[str]:
         rows.append(_row("server", at_server, at_server, 0, names))
     shown = min(max(most, 0), clients)
     for client in range(shown):
-        counts, labeled = statistics.class_counts[client], statistics.labeled_class_counts[client]
+        counts = statistics.class_counts[client]
+        labeled = statistics.labeled_class_counts[client]
         others = 0 if unknown is None else int(unknown[client])
         rows.append(_row(parties[client], counts, labeled, others, names))
     if unknown is None:
@@ -146,7 +147,8 @@ def client_table(statistics: PartitionStatistics, most: int) -> list[str]:
 def _row(
     name: str, counts: Tensor, labeled: Tensor, unknown: int, names: Sequence[str]
 ) -> list[str]:
-    held, known = counts.tolist(), labeled.tolist()
+    held = counts.tolist()
+    known = labeled.tolist()
     cells = [f"{k}+{n - k}" if any(known) else str(n) for n, k in zip(held, known, strict=True)]
     if len(cells) > MOST_CLASSES:
         largest = sorted(range(len(held)), key=lambda k: -held[k])[:3]

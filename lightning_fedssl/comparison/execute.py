@@ -96,7 +96,8 @@ def train(
         KeyboardInterrupt: After the processes have ended.
         OSError: Likewise, if a file of a run cannot be written.
     """
-    waiting, training = list(runs), list[Attempt]()
+    waiting = list(runs)
+    training = list[Attempt]()
     try:
         while waiting or training:
             for run in list(waiting):
@@ -152,7 +153,8 @@ def _outcome(attempt: Attempt, interrupted: bool = False) -> Outcome:
     if is_finished(rows):
         how = "resumed" if len(versions(attempt.run.folder)) > 1 else "trained"
     else:
-        rows, how = [], "stopped" if interrupted else "failed"
+        rows = []
+        how = "stopped" if interrupted else "failed"
     return Outcome(attempt.run, rows, how, time.monotonic() - attempt.began)
 
 

@@ -249,7 +249,8 @@ def _cells(
     entry: SuiteEntry, runs: dict[int, Row], bound: dict[int, Row], suite: Suite
 ) -> list[str]:
     values = accuracies(runs)
-    steps, own_steps = _label_steps(bound), _label_steps(runs)
+    steps = _label_steps(bound)
+    own_steps = _label_steps(runs)
     best = [
         100 * row["best_accuracy"] for row in runs.values() if math.isfinite(row["best_accuracy"])
     ]

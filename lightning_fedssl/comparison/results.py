@@ -61,7 +61,8 @@ def curve(rows: Sequence[Row]) -> list[Row]:
     Args:
         rows: The scalars of a run's rounds, in order.
     """
-    found, sent = [], 0.0
+    found = []
+    sent = 0.0
     for row in rows:
         sent += _bytes(row)
         if "val/accuracy" in row:

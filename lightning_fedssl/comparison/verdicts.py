@@ -52,7 +52,8 @@ def interval(differences: Sequence[float]) -> Paired:
     Args:
         differences: At least one, each of another seed.
     """
-    mean, count = statistics.fmean(differences), len(differences)
+    mean = statistics.fmean(differences)
+    count = len(differences)
     if count < FEWEST:
         return Paired(mean, math.nan, math.nan, count)
     from scipy.special import stdtrit  # needed by scikit-learn; a slow import

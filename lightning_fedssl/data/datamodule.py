@@ -256,7 +256,8 @@ class FederatedDataModule(LightningDataModule):
             rest: Further arguments of the data module.
         """
         if isinstance(validation, (int, float, str)):
-            rest, validation = {"validation": validation, **rest}, None
+            rest = {"validation": validation, **rest}
+            validation = None
         given = {"train": train, "test": test, "unlabeled": unlabeled, "validation": validation}
         samples: dict[str, Any] = {
             part: as_dataset(data) for part, data in given.items() if data is not None
@@ -317,7 +318,8 @@ class FederatedDataModule(LightningDataModule):
         self, dataset: DataSource | LightningDataModule | str | Path
     ) -> DataSource | None:
         """The source of data that is given by class, file or folder; None for a name."""
-        size, source = self.image_size or getattr(self.backbone, "size", None), None
+        size = self.image_size or getattr(self.backbone, "size", None)
+        source = None
         if isinstance(dataset, (DataSource, LightningDataModule)):
             source = FromLightning(dataset) if isinstance(dataset, LightningDataModule) else dataset
         elif Path(dataset).suffix in (".csv", ".npz") and Path(dataset).is_file():
@@ -472,7 +474,8 @@ class FederatedDataModule(LightningDataModule):
     def _partition(self, seed: int) -> None:
         """Holds out the validation images, and assigns the others to server and clients."""
         fraction = 0.0 if self._own_validation is not None else self.validation
-        labels, clients = self.strata(self._train), self._train.client_ids
+        labels = self.strata(self._train)
+        clients = self._train.client_ids
         num_classes = len(self.strata_names)
         if clients is not None and self.partition is self._mixed:
             count = int(clients.max()) + 1
@@ -515,8 +518,10 @@ class FederatedDataModule(LightningDataModule):
             self.strata_names,
             self.client_names,
         )
-        clients, self._server = split.client_list, split.server_labeled
-        self._labeled, self._unlabeled = clients.labeled.values, clients.unlabeled.values
+        clients = split.client_list
+        self._server = split.server_labeled
+        self._labeled = clients.labeled.values
+        self._unlabeled = clients.unlabeled.values
         self._pool = torch.cat([self._labeled, self._unlabeled]).sort().values
         outside = used.clone()
         outside[self._server] = False
@@ -566,7 +571,8 @@ class FederatedDataModule(LightningDataModule):
             round_index: The round, from 1.
             dtype: The floating type of its views.
         """
-        is_server, clients = party == sampling.SERVER, self.split.client_list
+        is_server = party == sampling.SERVER
+        clients = self.split.client_list
         labeled, unlabeled = (  # of the server, -1, empty
             values[lists.ends[party] : lists.ends[party + 1]]
             for values, lists in (
@@ -636,7 +642,8 @@ class FederatedDataModule(LightningDataModule):
                 "and give data.dataset the new samples as its test samples, prepared as the "
                 "training samples are, with any labels, such as 0"
             )
-        root, left_out = Path(self.predict_root), Counter[str]()
+        root = Path(self.predict_root)
+        left_out = Counter[str]()
         paths = image_files.image_files(root, left_out=left_out)
         if left_out:
             self.reading.warn(f"data.predict_root: {root.name}{image_files.described(left_out)}")
@@ -658,7 +665,8 @@ class FederatedDataModule(LightningDataModule):
         if self.predict_root is None:
             yield from self.evaluation_batches("test", dtype)
             return
-        device, files = self.test_labels.device, self.predict_files()
+        device = self.test_labels.device
+        files = self.predict_files()
         for start in range(0, len(files), self.eval_batch_size):
             paths = [
                 Path(self.predict_root, name)

@@ -47,7 +47,8 @@ class FeatureExtractor:
     @property
     def counts(self) -> tuple[int, int]:
         """The numbers of weak and of strong views: none of a view that another one equals."""
-        weak, strong = self.views.weak, self.views.strong
+        weak = self.views.weak
+        strong = self.views.strong
         return (
             0 if weak is self.views.plain else NUMBER_OF_VIEWS,
             0 if strong in (self.views.plain, weak) else NUMBER_OF_VIEWS,
@@ -96,7 +97,8 @@ class FeatureExtractor:
         digest = hashlib.sha256(repr((tuple(samples.shape), augmented)).encode())
         for part in samples.split(1024):
             digest.update(part.contiguous().numpy().tobytes())
-        some, network = samples[:_PROBED], self.backbone
+        some = samples[:_PROBED]
+        network = self.backbone
         keys = sampling.sample_keys(0, len(some))
         if isinstance(network, torch.nn.Module):
             plain = {

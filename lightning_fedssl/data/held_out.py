@@ -42,7 +42,8 @@ def choose_rows(
     Raises:
         ValueError: If the fraction leaves no image on one side.
     """
-    labeled, without_label = (labels >= 0).nonzero().flatten(), (labels < 0).nonzero().flatten()
+    labeled = (labels >= 0).nonzero().flatten()
+    without_label = (labels < 0).nonzero().flatten()
     if most is not None and most < len(labeled):
         labeled = labeled[
             choose_balanced(

@@ -80,7 +80,8 @@ class LocalFederation:
             port: The port of the SuperLink or of a proxy of it; that of :meth:`start_server` if
                 left out.
         """
-        link, ca = f"127.0.0.1:{port or self.port}", str(self.folder / "ca.crt")
+        link = f"127.0.0.1:{port or self.port}"
+        ca = str(self.folder / "ca.crt")
         own = ["--port", str(free_port()), "--node-config", node_config]
         self.start(name, "flower-supernode", "--root-certificates", ca, "--superlink", link, *own)
 

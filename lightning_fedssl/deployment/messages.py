@@ -21,7 +21,8 @@ from torch import Tensor
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import LayerMoments, Moments
 
-LAST_ROUND, FOR_STATISTICS = "last_round.", "for statistics "
+LAST_ROUND = "last_round."
+FOR_STATISTICS = "for statistics "
 """How the names of tensors begin that are not weights or buffers, as in the ledger."""
 
 LARGEST = 2**53
@@ -75,10 +76,8 @@ def read_answer(
     try:
         if answer.has_error():
             raise MessageError(f"failed: {shown(answer.error.reason)}")
-        found, content = (
-            [answer.content.config_records["values"].get(name) for name in numbers],
-            answer.content,
-        )
+        found = [answer.content.config_records["values"].get(name) for name in numbers]
+        content = answer.content
         for name, number in zip(numbers, found, strict=True):
             if type(number) is not int or not 0 <= number <= LARGEST:
                 raise MessageError(f"its value {name!r} is {shown(number)}")
@@ -109,10 +108,8 @@ def _tensor(name: str, array: Array, expected: Tensor) -> Tensor:
 
     Others are not parsed.
     """
-    kind, start = (
-        np.dtype(str(expected.dtype).removeprefix("torch.")),
-        max(0, len(array.data) - expected.nbytes),
-    )
+    kind = np.dtype(str(expected.dtype).removeprefix("torch."))
+    start = max(0, len(array.data) - expected.nbytes)
     text = f"{{'descr': {kind.str!r}, 'fortran_order': False, 'shape': {tuple(expected.shape)}, }}"
     header = rb"\x93NUMPY[\x01\x02]\x00.{2,4}" + re.escape(text.encode()) + rb" {0,99}\n"
     known = (array.dtype, tuple(array.shape)) == (kind.name, tuple(expected.shape))

@@ -203,12 +203,10 @@ class Node:
 
     def _train(self, order: Mapping[str, Any], received: State, data: LocalData) -> RecordDict:
         """Train the client, and store its state."""
-        algorithm, client, accepted, result_names = (
-            self.algorithm,
-            data.party,
-            order["accepted"],
-            order["result"],
-        )
+        algorithm = self.algorithm
+        client = data.party
+        accepted = order["accepted"]
+        result_names = order["result"]
         received = {**((self._load("weights") or {}) if order["holds_weights"] else {}), **received}
         self._save(f"{data.round}-received", received)
         for file in self._files.glob("*-*"):
@@ -250,7 +248,8 @@ class Node:
             f", {name} {total / weight:.4g}" for name, (total, weight) in scalars.items()
         )
         _log.info("round %d: client %d made %d steps%s", data.round, client, steps, text)
-        kept, at_server = algorithm.clients.of(client), getattr(algorithm, "server_keeps", ())
+        kept = algorithm.clients.of(client)
+        at_server = getattr(algorithm, "server_keeps", ())
         here = {name: t for name, t in kept.items() if name.partition(".")[0] not in at_server}
         self._save(f"{data.round}-state", here)
         values = {"client": client, "round": data.round, "num_samples": samples, "num_steps": steps}
@@ -265,11 +264,9 @@ class Node:
         """Prepare the algorithm for a client in a round: the received model becomes the global
         model.
         """
-        algorithm, server, max_rounds = (
-            self.algorithm,
-            self.algorithm.server,
-            self.trainer.max_rounds,
-        )
+        algorithm = self.algorithm
+        server = self.algorithm.server
+        max_rounds = self.trainer.max_rounds
         server.update(
             only(model, server.parameters),
             only(model, server.buffers),

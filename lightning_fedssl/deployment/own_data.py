@@ -86,7 +86,8 @@ class ServerData(FederatedDataModule):
         self._validation = rows.validation
         at_server = (rows.available >= 0).nonzero().flatten()
         server = at_server if self.label_location == "server" else at_server[:0]
-        clients, end = [], len(own)
+        clients = []
+        end = len(own)
         for client in range(self.num_clients):
             labeled, unlabeled = self.client_sizes.get(client, (0, 0))
             numbers = torch.arange(end, end + labeled + unlabeled)
@@ -212,7 +213,8 @@ def _read_folder(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]
     """Labelled images, their labels and unlabelled images of a folder, each in the order of the
     files' names.
     """
-    left_out, folder = Counter[str](), path / "unlabeled"
+    left_out = Counter[str]()
+    folder = path / "unlabeled"
     labeled = [
         (file, of_class.name)
         for of_class in image_files.visible_folders(path / "labeled", left_out)

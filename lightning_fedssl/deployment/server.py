@@ -36,7 +36,7 @@ from lightning_fedssl.deployment.obstacles import refuse_callbacks, refuse_undep
 from lightning_fedssl.deployment.own_data import ServerData
 from lightning_fedssl.functional.averaging import State, sizes_of
 from lightning_fedssl.functional.batch_norm import LayerMoments, local_moments
-from lightning_fedssl.functional.by_name import only, prefixed, without
+from lightning_fedssl.functional.by_name import copied, only, prefixed, without
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate, named_payload
 from lightning_fedssl.storage import checkpoint_file
@@ -170,7 +170,8 @@ class Nodes:
 
         The answers that arrive before the deadline.
         """
-        nodes, ttl = self.connected(), self.deadline
+        nodes = self.connected()
+        ttl = self.deadline
         sent = {
             k: Message(order, nodes[k], _TYPES[kind], ttl=ttl)
             for k, order in orders.items()
@@ -228,7 +229,8 @@ class DeployedFederation(SimulatedFederation):
         """Begin a round when enough clients are connected."""
         super().start_round()
         self._run_number()  # every checkpoint of a deployment has it, also if no client takes part
-        connected, self._needed = self.nodes.wait_for(self._needed), self.min_clients
+        connected = self.nodes.wait_for(self._needed)
+        self._needed = self.min_clients
         if not connected.keys() & set(self.trainer.cohort):
             _log.warning(
                 "round %d: no client of the cohort is connected: nobody trains in it",
@@ -240,11 +242,10 @@ class DeployedFederation(SimulatedFederation):
 
         Delete results that no client needs any more.
         """
-        extra, algorithm = self.trainer.algorithm.server.extra, self.trainer.algorithm
+        extra = self.trainer.algorithm.server.extra
+        algorithm = self.trainer.algorithm
         if isinstance(algorithm, FedSHVR) and (result := algorithm.result_for_clients()):
-            extra[f"{_RESULT}{self.trainer.round_index}"] = {
-                name: t.detach().clone() for name, t in result.items()
-            }
+            extra[f"{_RESULT}{self.trainer.round_index}"] = copied(result)
         waiting = {
             f"{_RESULT}{self._accepted_round(client)}"
             for client in range(self.trainer.datamodule.num_clients)
@@ -354,12 +355,11 @@ class DeployedFederation(SimulatedFederation):
         them at once, as a further message would cost seconds. What it has received for its moments,
         and what is in the broadcast as the result of its last round, is not sent again.
         """
-        algorithm, order = self.trainer.algorithm, self._order(client)
+        algorithm = self.trainer.algorithm
+        order = self._order(client)
         broadcast = self._received[client] = algorithm.broadcast(client)
-        counted, model = (
-            algorithm.download_sizes(client, broadcast),
-            {**algorithm.server.model(), **broadcast},
-        )
+        counted = algorithm.download_sizes(client, broadcast)
+        model = {**algorithm.server.model(), **broadcast}
         held = (
             broadcast.keys() - counted.keys()
             if self._held.get(client) == algorithm.server.version
@@ -397,13 +397,15 @@ class DeployedFederation(SimulatedFederation):
         Raises:
             MessageError: If the message is not what the algorithm expects.
         """
-        algorithm, server = self.trainer.algorithm, self.trainer.algorithm.server
+        algorithm = self.trainer.algorithm
+        server = self.trainer.algorithm.server
         trained = [
             name
             for name, p in algorithm.named_parameters()
             if p.requires_grad and name in server.parameters
         ]
-        uploaded, model = algorithm.uploaded_buffers(), server.model()
+        uploaded = algorithm.uploaded_buffers()
+        model = server.model()
         payload = getattr(algorithm, "client_payload", {})
         expected = {
             **{name: model[name] for name in (*trained, *uploaded)},
@@ -442,7 +444,8 @@ class DeployedFederation(SimulatedFederation):
         """The numbers of images and of steps that a client can have trained on and
         made in a round.
         """
-        algorithm, images = self.trainer.algorithm, self._images_of(client)
+        algorithm = self.trainer.algorithm
+        images = self._images_of(client)
         epochs = math.ceil(images / self.trainer.datamodule.client_batch_size) * math.ceil(
             algorithm.client_epochs
         )

@@ -106,7 +106,8 @@ class Report:
     """
 
     def __init__(self, folder: str) -> None:
-        self._outcome, self._error = Path(folder, "outcome.pt"), Path(folder, "error.pickle")
+        self._outcome = Path(folder, "outcome.pt")
+        self._error = Path(folder, "error.pickle")
         self._begun = Path(folder, "begun")
         self._caller = os.getpid()
         self._is_here = False
@@ -196,10 +197,8 @@ def settings(device: torch.device, deterministic: bool, precision: str) -> Itera
     torch.use_deterministic_algorithms(deterministic)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    threads, unset = (
-        torch.get_num_threads(),
-        device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ,
-    )
+    threads = torch.get_num_threads()
+    unset = device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ
     if unset:
         os.environ["OMP_NUM_THREADS"] = "1"  # so that Fabric does not choose another number
         torch.set_num_threads(1)

@@ -66,7 +66,8 @@ class SignalHandler:
         if self.number and time.monotonic() - self._received < SAME_SECONDS:
             return
         is_first = not self.number
-        self.number, self._received = number, time.monotonic()
+        self.number = number
+        self._received = time.monotonic()
         self.on_signal(number, is_first)
 
     def on_signal(self, number: int, is_first: bool) -> None:
@@ -107,7 +108,8 @@ class RankSignals(SignalHandler):
 
     def __init__(self, begun: Path, is_rank: Callable[[], bool]) -> None:
         super().__init__()
-        self._begun, self._is_rank = begun, is_rank
+        self._begun = begun
+        self._is_rank = is_rank
         self._others = {*multiprocessing.active_children()}
 
     def on_signal(self, number: int, is_first: bool) -> None:

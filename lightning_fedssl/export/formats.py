@@ -123,7 +123,8 @@ def _with_example(
     network: nn.Module, description: Description
 ) -> tuple[NormalizedNetwork, Tensor, dict[str, Any]]:
     """The network with its normalisation, two samples, and that their number may vary."""
-    mean, std = description["normalization"]["mean"], description["normalization"]["std"]
+    mean = description["normalization"]["mean"]
+    std = description["normalization"]["std"]
     in_shape = description["network"]["in_shape"]
     whole = NormalizedNetwork(network, mean, std, len(in_shape)).eval()
     images = torch.full((2, *in_shape), 0.5, dtype=whole.mean.dtype)

@@ -62,7 +62,8 @@ def with_backbone(
             where its file of weights is missing.
     """
     described = dict(description)
-    samples, head = described.pop("backbone"), description["network"]
+    samples = described.pop("backbone")
+    head = description["network"]
     named = {key: samples[key] for key in ("class_path", "init_args")}
     own = {key: head[key] for key in ("class_path", "init_args")}
     if named["class_path"] is None:

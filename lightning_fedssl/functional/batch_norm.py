@@ -258,7 +258,8 @@ def _normalise(layer: _BatchNorm, name: str, measured: Values, x: Tensor) -> Ten
             "or use norm: group."
         )
     like = x if layer.weight is None else layer.weight
-    mean, variance = like.new_zeros(x.shape[1]), like.new_zeros(x.shape[1])
+    mean = like.new_zeros(x.shape[1])
+    variance = like.new_zeros(x.shape[1])
     # momentum 1 makes the kernel write the batch's own mean and unbiased variance: no second pass
     # over x.
     out = F.batch_norm(
@@ -274,7 +275,8 @@ def _combine_all(measured: dict[str, list[Moments]]) -> LayerMoments:
 
 def _combine(parts: Sequence[Moments]) -> Moments:
     """The moments of all values together, in two passes to avoid cancellation."""
-    means, variances = _stack(part.mean for part in parts), _stack(part.variance for part in parts)
+    means = _stack(part.mean for part in parts)
+    variances = _stack(part.variance for part in parts)
     numbers = torch.tensor([part.count for part in parts], dtype=means.dtype)
     counts = numbers.to(means.device, non_blocking=True)[:, None]
     total = sum(part.count for part in parts)

@@ -74,3 +74,8 @@ def _stack(tensors: list[Tensor]) -> Tensor:
 def places(keys: Iterable[Key]) -> dict[Key, int]:
     """The place of each, from 0."""
     return {key: place for place, key in enumerate(keys)}
+
+
+def copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of the tensors, which share no storage and no gradient with them."""
+    return {name: t.detach().clone() for name, t in state.items()}

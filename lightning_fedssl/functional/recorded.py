@@ -108,8 +108,10 @@ class Recorded:
         self, inputs: dict[str, Tensor], count: Tensor
     ) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Values]:
         """The graph, the tensors that it reads, and those that it writes."""
-        own, count = mapped(Tensor.clone, inputs), count.clone()
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(count.device)
+        own = mapped(Tensor.clone, inputs)
+        count = count.clone()
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream(count.device)
         stream.wait_stream(torch.cuda.current_stream(count.device))
         with torch.cuda.stream(stream):
             graph.capture_begin()

@@ -151,7 +151,8 @@ class FitsLightningModule(FederatedAlgorithm):
         Args:
             arguments: Further arguments.
         """
-        device, logger = self.trainer.fabric.device, self.trainer.logger
+        device = self.trainer.fabric.device
+        logger = self.trainer.logger
         return Trainer(
             accelerator=device.type,
             devices=[device.index] if device.index else 1,
@@ -217,7 +218,9 @@ class Fit(Callback):
         kinds: list[str],
         batch_ended: Callable[[int], None],
     ) -> None:
-        self.method, self.kinds, self.batch_ended = method, kinds, batch_ended
+        self.method = method
+        self.kinds = kinds
+        self.batch_ended = batch_ended
         self.server = party == sampling.SERVER
         self.name = "server" if self.server else f"clients[{party}]"
         self.batch: Any = None
@@ -227,8 +230,10 @@ class Fit(Callback):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """What Lightning calls in place of the module's own: the sum of the losses of all kinds."""
-        method, self.batch = self.method, batch
-        found, losses = dict[str, Any](), list[Tensor]()
+        method = self.method
+        self.batch = batch
+        found = dict[str, Any]()
+        losses = list[Tensor]()
         for kind in self.kinds:
             of_kind = batch if len(self.kinds) == 1 else batch[kind]
             if kind == "labeled":

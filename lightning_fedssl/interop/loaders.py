@@ -63,9 +63,12 @@ class LoaderData(FederatedDataModule):
 
     def loaders(self, party: int) -> Loaders:
         """The loaders of a client, or of the server, which may have none."""
-        name, kind = f"clients[{party}]", "labeled" if self.server is None else "unlabeled"
+        name = f"clients[{party}]"
+        kind = "labeled" if self.server is None else "unlabeled"
         if party == sampling.SERVER:
-            name, kind, found = "server", "labeled", {} if self.server is None else self.server
+            name = "server"
+            kind = "labeled"
+            found = {} if self.server is None else self.server
         else:
             found = self.clients[party]
         found = dict(found) if isinstance(found, Mapping) else {kind: found}
@@ -75,7 +78,8 @@ class LoaderData(FederatedDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Number what clients have: the partition."""
-        self.seed, sizes = sampling.global_seed(), torch.tensor(self.sizes)
+        self.seed = sampling.global_seed()
+        sizes = torch.tensor(self.sizes)
         rows = torch.arange(int(sizes.sum())).split(self.sizes)
         self.split = FederatedSplit(self.seed, _NONE, [ClientIndices(_NONE, r) for r in rows])
         classes = torch.zeros(len(rows), 0, dtype=torch.int64)
@@ -89,7 +93,8 @@ class LoaderData(FederatedDataModule):
 
     def local_data(self, party: int, round_index: int, *args: Any) -> LocalData:
         """Party, round and seed; no samples."""
-        none, views = self.none, cast(Any, None)
+        none = self.none
+        views = cast(Any, None)
         return LocalData(party, round_index, self.seed, none, none, none, none, 1, views)
 
     @property

@@ -111,7 +111,8 @@ def train_clients(
     Yields:
         One update per client that made a step.
     """
-    loop, server = Loop(algorithm, optimizer, fabric), server or algorithm
+    loop = Loop(algorithm, optimizer, fabric)
+    server = server or algorithm
     for data in clients:
         work = start(algorithm, loop.live, data, observer, max_steps, server)
         if work.num_steps:
@@ -130,7 +131,8 @@ def train_client(
         observer: Is called at every step and at the end.
         owner: The number under which the state of its optimizer is stored.
     """
-    algorithm, optimizer = loop.algorithm, loop.optimizer
+    algorithm = loop.algorithm
+    optimizer = loop.optimizer
     load_optimizer_state(optimizer, kept_optimizer_state(algorithm, owner))
     with own_random_stream(data), algorithm.clients.stage(data.party):
         loop.train(work, algorithm.training_step, "client/loss", observer.client_batch_ended)
@@ -173,7 +175,9 @@ class Loop:
             loss_name: The scalar under which the mean loss is logged.
             batch_ended: Called after each step.
         """
-        algorithm, optimizer, fabric = self.algorithm, self.optimizer, self.fabric
+        algorithm = self.algorithm
+        optimizer = self.optimizer
+        fabric = self.fabric
         if work.train is not None:
             work.train(work.num_steps, batch_ended)
             self._delete_gradients()
@@ -285,10 +289,8 @@ def own_random_stream(data: LocalData, purpose: str = "network", *more: int) -> 
         purpose: What draws random numbers.
         more: Further parts of the key, such as the step.
     """
-    key, device = (
-        sampling.derive_key(data.seed, purpose, data.round, data.party, *more),
-        data.images.device,
-    )
+    key = sampling.derive_key(data.seed, purpose, data.round, data.party, *more)
+    device = data.images.device
     on_cuda = device.type == "cuda"
     with torch.random.fork_rng([device] if on_cuda else []):
         torch.default_generator.manual_seed(key)

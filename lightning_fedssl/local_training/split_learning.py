@@ -104,7 +104,8 @@ def train_jointly(
     algorithm.train()
     groups = [_Bottoms(algorithm, stack, client_optimizer) for stack in together]
     optimizers = [client_optimizer, server_optimizer, *(group.optimizer for group in groups)]
-    losses, images = torch.zeros(len(seats), dtype=torch.float64, device=fabric.device), 0
+    losses = torch.zeros(len(seats), dtype=torch.float64, device=fabric.device)
+    images = 0
     for step in range(steps):
         for optimizer in optimizers if algorithm.step_factors else ():
             set_learning_rate(optimizer, algorithm.step_factors[step])
@@ -116,7 +117,8 @@ def train_jointly(
             ]
         features = seats.gather([mapped(Tensor.detach, part) for part in own])
         seats.leave_out(features)
-        server, gradient = None, torch.zeros_like(features[STUDENT])
+        server = None
+        gradient = torch.zeros_like(features[STUDENT])
         if seats.present:
             seen = {name: seats.chosen(t).detach() for name, t in features.items()}
             server, found = _server_step(
@@ -409,7 +411,8 @@ class _Bottoms:
         self, observer: JointTrainingObserver, left_out: Sequence[int]
     ) -> list[ClientUpdate]:
         """The updates of the clients, except those that were excluded."""
-        updates, sent = [], Sent.of(self.algorithm)
+        updates = []
+        sent = Sent.of(self.algorithm)
         for row, client in enumerate(self.clients):
             if client.data.party in left_out:
                 continue

@@ -51,11 +51,9 @@ def _batch_norm(
     *settings: Any,
     **named: Any,
 ) -> Tensor:
-    x, mean, var = (
-        _Fold.apply(input, input, 1),
-        _fold(running_mean, input),
-        _fold(running_var, input),
-    )
+    x = _Fold.apply(input, input, 1)
+    mean = _fold(running_mean, input)
+    var = _fold(running_var, input)
     affine = (_fold(weight, input), _fold(bias, input), *settings)
     out = F.batch_norm(x, mean, var, *affine, **named)
     return cast(Tensor, _Unfold.apply(out, input, 1))

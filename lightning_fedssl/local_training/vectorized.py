@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import mapped, stacked
+from lightning_fedssl.functional.by_name import copied, mapped, stacked
 from lightning_fedssl.functional.recorded import Recorded, Values
 from lightning_fedssl.functional.tied import places_of
 from lightning_fedssl.local_training.sequential import (
@@ -132,7 +132,8 @@ def train_clients(
             yield train_client(loop, client.data, client.work, observer, client.owner)
         return
     stack.report()
-    live, sent = LiveTensors(algorithm), Sent.of(algorithm)
+    live = LiveTensors(algorithm)
+    sent = Sent.of(algorithm)
     for client in ready:
         live.load(stack.tensors_of(client))
         update = sent.update({**live.parameters(), **live.buffers()}, client.data, client.work)
@@ -147,13 +148,12 @@ def prepared(
     max_steps: int | None,
 ) -> list[Client]:
     """The clients that will train, with copies of their initial weights."""
-    live, ready = LiveTensors(algorithm), []
+    live = LiveTensors(algorithm)
+    ready = []
     for data in clients:
         work = start(algorithm, live, data, observer, max_steps)
         if work.num_steps:
-            received = {
-                n: t.detach().clone() for n, t in {**live.parameters(), **live.buffers()}.items()
-            }
+            received = copied({**live.parameters(), **live.buffers()})
             ready.append(Client(data, work, received, algorithm.state_owner(data.party)))
     return ready
 
@@ -239,7 +239,8 @@ class Stack:
         self, width: int, steps: range, fabric: Fabric, observer: LocalTrainingObserver
     ) -> None:
         """Train the clients of the first rows for some steps."""
-        algorithm, works = self.algorithm, [client.work for client in self.clients[:width]]
+        algorithm = self.algorithm
+        works = [client.work for client in self.clients[:width]]
         self.leaves = {name: self.tensors[name][:width].requires_grad_() for name in self.trainable}
         self.rest = {name: t[:width] for name, t in self.tensors.items() if name not in self.leaves}
         optimizer = self.optimizers.narrow([self.leaves[name] for name in self.order])
@@ -292,7 +293,8 @@ class Stack:
 
         Buffers are updated.
         """
-        leaves, rest = self.leaves, self.rest
+        leaves = self.leaves
+        rest = self.rest
         if everyone := len(rows) == len(next(iter(leaves.values()))):
             index: Any = slice(None)
         else:

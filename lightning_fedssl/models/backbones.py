@@ -59,7 +59,9 @@ class TimmBackbone(Backbone):
         std: tuple[float, float, float] | None = None,
     ) -> None:
         super().__init__()
-        self.name, self.weights, self.size = name, weights, size
+        self.name = name
+        self.weights = weights
+        self.size = size
         try:
             import timm
         except ImportError as error:
@@ -74,7 +76,8 @@ class TimmBackbone(Backbone):
         if weights not in (None, "hub"):
             _load(self.network, weights)
         config: Any = self.network.pretrained_cfg
-        self.mean, self.std = mean or (*config["mean"],), std or (*config["std"],)
+        self.mean = mean or (*config["mean"],)
+        self.std = std or (*config["std"],)
         self.requires_grad_(False).eval()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -90,7 +93,8 @@ class TimmBackbone(Backbone):
 
 def _load(network: nn.Module, path: str) -> None:
     """Set a network's tensors to those of a file, by their names or else by their order."""
-    own, found = network.state_dict(), read_weights(Path(path).expanduser(), "data.backbone")
+    own = network.state_dict()
+    found = read_weights(Path(path).expanduser(), "data.backbone")
     if not own.keys() <= found.keys():
         found = dict(zip(own, found.values(), strict=False))
     wrong = [n for n, t in own.items() if n not in found or found[n].shape != t.shape]
@@ -122,7 +126,8 @@ class RandomKernels(Backbone):
 
     def __init__(self, kernels: int = 500, seed: int = 0) -> None:
         super().__init__()
-        self.kernels, self.seed = kernels, seed
+        self.kernels = kernels
+        self.seed = seed
         self.groups: list[tuple[int, int]] = []
 
     def forward(self, x: Tensor) -> Tensor:

@@ -44,7 +44,8 @@ class CNN13(Network):
         if not 0 <= dropout < 1:
             raise ValueError(f"model.network.dropout is {dropout}: give 0 or more and less than 1")
         self.dropout = dropout
-        w, kernels = width, (3, 3, 3, 3, 3, 3, 3, 1, 1)
+        w = width
+        kernels = (3, 3, 3, 3, 3, 3, 3, 1, 1)
         channels = (in_shape[0], w, w, w, 2 * w, 2 * w, 2 * w, 4 * w, 2 * w, w)
         self.convs = nn.ModuleList(
             nn.Conv2d(channels[i], channels[i + 1], kernel, padding=int(i < 6), bias=norm == "none")

@@ -38,8 +38,10 @@ class EMNISTCNN(Network):
         super().__init__()
         channels, height, width = in_shape
         make_norm = norm_layers(norm, norm_groups)
-        self.conv1, self.norm1 = nn.Conv2d(channels, 32, 3), make_norm(32)
-        self.conv2, self.norm2 = nn.Conv2d(32, 64, 3), make_norm(64)
+        self.conv1 = nn.Conv2d(channels, 32, 3)
+        self.norm1 = make_norm(32)
+        self.conv2 = nn.Conv2d(32, 64, 3)
+        self.norm2 = make_norm(64)
         self.dropout = nn.Dropout2d(dropout)
         self.linear = nn.Linear(64 * ((height - 4) // 2) * ((width - 4) // 2), 128)
         self.classifier = nn.Linear(128, num_classes)

@@ -98,5 +98,6 @@ def logistic_regression(
 
     with torch.enable_grad():
         optimizer.step(closure)
-    weight, bias = weight.detach() / scale, bias.detach()
+    weight = weight.detach() / scale
+    bias = bias.detach()
     return weight, bias - weight @ centre

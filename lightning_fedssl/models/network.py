@@ -182,7 +182,9 @@ def _target(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
 
 
 def _check_output(network: nn.Module, out_shape: InShape, in_shape: InShape) -> None:
-    name, num_classes, wanted = type(network).__name__, out_shape[0], (2, *out_shape)
+    name = type(network).__name__
+    num_classes = out_shape[0]
+    wanted = (2, *out_shape)
     try:
         with evaluating(network):
             output = network(_black_images(network, in_shape))

@@ -54,7 +54,8 @@ def load_weights(network: nn.Module, path: str | Path, left_out: Sequence[str] =
         ValueError: The file does not exist, cannot be read or has no weights, or its tensors are
             not those of the network; the message names some.
     """
-    own, first = tensors_of(network), first_names(network)
+    own = tensors_of(network)
+    first = first_names(network)
     found = read_weights(Path(path).expanduser())
     if isinstance(network, Network):
         found = {network.own_name(name): tensor for name, tensor in found.items()}

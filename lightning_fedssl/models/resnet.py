@@ -223,10 +223,15 @@ class ResNet9(Network):
         def conv(channels_in: int, channels_out: int) -> nn.Module:
             return _ConvNormReLU(channels_in, channels_out, make_norm, bias)
 
-        c1, c2, c3, c4 = width, 2 * width, 4 * width, 8 * width
-        self.conv1, self.conv2 = conv(in_shape[0], c1), conv(c1, c2)
+        c1 = width
+        c2 = 2 * width
+        c3 = 4 * width
+        c4 = 8 * width
+        self.conv1 = conv(in_shape[0], c1)
+        self.conv2 = conv(c1, c2)
         self.residual1 = nn.Sequential(conv(c2, c2), conv(c2, c2))
-        self.conv3, self.conv4 = conv(c2, c3), conv(c3, c4)
+        self.conv3 = conv(c2, c3)
+        self.conv4 = conv(c3, c4)
         self.residual2 = nn.Sequential(conv(c4, c4), conv(c4, c4))
         self.classifier = nn.Linear(c4, num_classes, bias=bias)
 

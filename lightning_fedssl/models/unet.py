@@ -40,7 +40,8 @@ class UNet(Network):
         norm_groups: int = DEFAULT_GROUPS,
     ) -> None:
         super().__init__()
-        make_norm, bias = norm_layers(norm, norm_groups), norm == "none"
+        make_norm = norm_layers(norm, norm_groups)
+        bias = norm == "none"
 
         def block(channels: int, out: int) -> nn.Sequential:
             conv = nn.Conv2d(channels, out, 3, padding=1, bias=bias)

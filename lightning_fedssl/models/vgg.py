@@ -94,7 +94,8 @@ class VGG16(Network):
                 f"model.network: VGG16 takes images from 16 x 16 pixels up, not {in_shape[1]} x "
                 f"{in_shape[2]}"
             )
-        stages, hidden = ((1, 1), (2, 2), (4,) * 3, (8,) * 3, (8,) * 3), 64 * width
+        stages = ((1, 1), (2, 2), (4,) * 3, (8,) * 3, (8,) * 3)
+        hidden = 64 * width
         self.features = nn.Sequential(
             *_convolutions(
                 in_shape[0], stages, width, norm_layers(norm, norm_groups), [0, 0, 0, 1, 0]

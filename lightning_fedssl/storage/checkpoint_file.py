@@ -119,7 +119,8 @@ def read_states(checkpoint: Checkpoint, path: Path) -> list[str]:
     Raises:
         ValueError: If a file is damaged.
     """
-    federation, missing = checkpoint["federation"], []
+    federation = checkpoint["federation"]
+    missing = []
     for party, name in federation["states"].items():
         file = states_of(path) / Path(name).name
         if not file.is_file():

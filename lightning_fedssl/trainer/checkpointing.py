@@ -112,7 +112,8 @@ def folder_of_one_run(trainer: Run) -> Iterator[None]:
     if not writers or not trainer.is_global_zero or trainer.fast_dev_run:
         yield
         return
-    folder, resumed = writers[0].folder(trainer), trainer.ckpt_path
+    folder = writers[0].folder(trainer)
+    resumed = trainer.ckpt_path
     lock = lock_folder(folder)
     if lock is None:
         raise ValueError(
@@ -160,7 +161,8 @@ def take(trainer: Run, weights_only: bool = False) -> checkpoint_file.Checkpoint
         weights_only: Leave out the clients' states; a run that has any can then not be resumed from
             the checkpoint.
     """
-    algorithm, server = trainer.algorithm, trainer.algorithm.server
+    algorithm = trainer.algorithm
+    server = trainer.algorithm.server
     checkpoint = {
         "format": checkpoint_file.FORMAT,
         "settings": settings_of(trainer),
@@ -223,7 +225,8 @@ def load_model(trainer: Run, path: Path) -> checkpoint_file.Checkpoint:
             f"ckpt_path: {path} was written by {loaded['algorithm']}, but model is {name}; "
             "use the config.yaml of the checkpoint's run folder"
         )
-    server, state = trainer.algorithm.server, loaded["federation"]
+    server = trainer.algorithm.server
+    state = loaded["federation"]
     expected = mapped(attrgetter("shape"), server.model())
     found = mapped(attrgetter("shape"), {**state["parameters"], **state["buffers"]})
     if wrong := sorted(
@@ -281,7 +284,8 @@ def check_same_samples(
     Raises:
         ValueError: Naming what differs by more than rounding; not with ``trainer.allow_changed``.
     """
-    saved, now = origin.get("model", {}), describe_data(trainer.datamodule)
+    saved = origin.get("model", {})
+    now = describe_data(trainer.datamodule)
     changed = [name for name in names if name in saved and not _same(saved[name], now[name])]
     if not changed:
         return
@@ -428,7 +432,8 @@ def _check_settings(trainer: Run, loaded: checkpoint_file.Checkpoint, path: Path
 
 def _warn_of_a_stretched_schedule(trainer: Run, loaded: checkpoint_file.Checkpoint) -> None:
     """Say that a longer run has other learning rates than the checkpoint's run planned."""
-    schedule, now = trainer.algorithm.schedule, trainer.max_rounds
+    schedule = trainer.algorithm.schedule
+    now = trainer.max_rounds
     before = loaded.get("max_rounds", now)
     planned, found = (schedule.checked_factor(loaded["round"] + 1, r) for r in (before, now))
     if planned != found:

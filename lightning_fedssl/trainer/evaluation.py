@@ -73,7 +73,8 @@ def evaluate(trainer: Run, stage: Literal["validate", "test"]) -> Metrics:
 
     Each rank takes its share of the batches.
     """
-    algorithm, prefix = trainer.algorithm, "val" if stage == "validate" else "test"
+    algorithm = trainer.algorithm
+    prefix = "val" if stage == "validate" else "test"
     scores = EvaluationMetrics(
         trainer.metrics,
         trainer.datamodule.num_classes,
@@ -83,7 +84,8 @@ def evaluate(trainer: Run, stage: Literal["validate", "test"]) -> Metrics:
     trainer.folder.use()
     _load_evaluated_model(trainer)
     step = algorithm.validation_step if stage == "validate" else algorithm.test_step
-    rank, ranks = trainer.fabric.global_rank, trainer.fabric.world_size
+    rank = trainer.fabric.global_rank
+    ranks = trainer.fabric.world_size
     collector = MetricCollector(ranks)
     devices: list[int] | None = [] if trainer.fabric.device.type == "cpu" else None
     with torch.no_grad(), trainer.fabric.autocast(), torch.random.fork_rng(devices):
@@ -117,7 +119,8 @@ def predict(trainer: Run) -> tuple[Tensor, str | None]:
     Returns:
         The probabilities ``(images, classes)``, and the file.
     """
-    classes, files = trainer.datamodule.spec.class_names, trainer.datamodule.predict_files()
+    classes = trainer.datamodule.spec.class_names
+    files = trainer.datamodule.predict_files()
     _load_evaluated_model(trainer)
     with torch.no_grad(), trainer.fabric.autocast():
         batches = enumerate(trainer.datamodule.predict_batches(trainer.dtype))

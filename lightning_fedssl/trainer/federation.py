@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,9 +30,11 @@ from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.round import Federation
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate, Direction, load_optimizer_state, load_state
-from lightning_fedssl.trainer.participation import Participation
+from lightning_fedssl.system import Outcome
 from lightning_fedssl.updates.acceptance import check_update
 from lightning_fedssl.updates.rule import Arrival, UpdateRule
+
+_log = logging.getLogger(__name__)
 
 
 class SimulatedFederation(Federation):
@@ -99,11 +102,9 @@ class SimulatedFederation(Federation):
 
     def train_server(self) -> None:
         """See :meth:`Federation.train_server`."""
-        trainer, algorithm, optimizer = (
-            self.trainer,
-            self.trainer.algorithm,
-            self.trainer.server_optimizer,
-        )
+        trainer = self.trainer
+        algorithm = self.trainer.algorithm
+        optimizer = self.trainer.server_optimizer
         load_state(algorithm, algorithm.server.model())
         trainer.call("on_server_phase_start")
         # A second server phase in a round uses the random numbers of the next round, not those of
@@ -144,7 +145,8 @@ class SimulatedFederation(Federation):
 
     def train_jointly(self) -> Iterator[ClientUpdate]:
         """See :meth:`Federation.train_jointly`."""
-        trainer, algorithm = self.trainer, self.trainer.algorithm
+        trainer = self.trainer
+        algorithm = self.trainer.algorithm
         if not isinstance(algorithm, JointAlgorithm):
             raise TypeError(
                 f"{type(algorithm).__name__} must be a JointAlgorithm to train clients and server "
@@ -180,7 +182,8 @@ class SimulatedFederation(Federation):
         A client that drops out receives its broadcast and nothing else happens: its persistent
         state stays as it is.
         """
-        algorithm, fabric = self.trainer.algorithm, self.trainer.fabric
+        algorithm = self.trainer.algorithm
+        fabric = self.trainer.fabric
         algorithm.clients.watch_changes()
         self._received.clear()
         self._own.clear()
@@ -213,9 +216,11 @@ class SimulatedFederation(Federation):
         An update is judged as soon as it is there. It waits, as a copy on the CPU, if other ranks
         train, or if a rule holds it.
         """
-        trainer, started = self.trainer, time.perf_counter()
+        trainer = self.trainer
+        started = time.perf_counter()
         waits = trainer.world_size > 1
-        passed, waiting = list[Mapping[str, Any]](), list[Arrival]()
+        passed = list[Mapping[str, Any]]()
+        waiting = list[Arrival]()
         for update in updates:
             received = self._received.pop(update.client, {})
             arrival = self._checked(Arrival(update), received, self._rules)
@@ -243,7 +248,8 @@ class SimulatedFederation(Federation):
             received: What its client received; a tensor that it lacks is the server's.
             rules: The rules in their order.
         """
-        trainer, algorithm = self.trainer, self.trainer.algorithm
+        trainer = self.trainer
+        algorithm = self.trainer.algorithm
         if reason := check_update(algorithm, arrival.update):
             return arrival.rejected(reason)
         received = {**algorithm.server.model(), **received}  # a client may get a model of its own
@@ -259,7 +265,8 @@ class SimulatedFederation(Federation):
 
         An update that a rule has changed passes the rules after it once more.
         """
-        trainer, device = self.trainer, self.trainer.fabric.device
+        trainer = self.trainer
+        device = self.trainer.fabric.device
         for index, rule in enumerate(self._rules):
             valid = [arrival for arrival in arrivals if arrival.reason is None]
             judged = rule.on_round(trainer, trainer.algorithm, valid, passed)
@@ -274,7 +281,8 @@ class SimulatedFederation(Federation):
 
     def _share(self, present: list[int]) -> list[list[LocalData]]:
         """The data of the clients that this rank trains, in stacks."""
-        trainer, fabric = self.trainer, self.trainer.fabric
+        trainer = self.trainer
+        fabric = self.trainer.fabric
         stacks = trainer.local_training.stacks(present, fabric.device)
         share = sampling.share_out(stacks, self._client_sizes, fabric.world_size)[
             fabric.global_rank
@@ -297,9 +305,11 @@ class SimulatedFederation(Federation):
         """
         if self.trainer.world_size == 1:
             return own
-        clients, rank = self.trainer.algorithm.clients, self.trainer.global_rank
+        clients = self.trainer.algorithm.clients
+        rank = self.trainer.global_rank
         staged = {arrival.update.client: clients.staged(arrival.update.client) for arrival in own}
-        outcomes, reasons = self.participation.outcomes, self.participation.reasons
+        outcomes = self.participation.outcomes
+        reasons = self.participation.reasons
         parts = self.trainer.gather((own, staged, clients.changes(), outcomes, reasons))
         for _, of_clients, changes, of_rank, why in parts[:rank] + parts[rank + 1 :]:
             for client, states in of_clients.items():
@@ -317,7 +327,8 @@ class SimulatedFederation(Federation):
 
         Its state and its metrics count only if accepted.
         """
-        trainer, clients = self.trainer, self.trainer.algorithm.clients
+        trainer = self.trainer
+        clients = self.trainer.algorithm.clients
         is_own = trainer.world_size == 1 or client in self._own
         if reason is None:
             self.participation.outcomes[client] = "finished"
@@ -409,3 +420,75 @@ def measure_moments(
     batches = measuring_batches(indices, batch_size)
     with sequential.own_random_stream(data, "batch-norm moments"):
         return local_moments(algorithm, map(data.plain, batches)) if len(indices) > 1 else {}
+
+
+_PHRASES: dict[Outcome, str] = {
+    "dropped": "dropped out", "rejected": "rejected", "skipped": "without work",
+}  # fmt: skip
+
+
+class Participation:
+    """Records the outcome of every selected client of a round.
+
+    With several ranks, each has the outcomes of all.
+
+    Args:
+        trainer: The trainer.
+
+    Attributes:
+        outcomes: What became of the clients of the round so far.
+        reasons: Why updates were rejected.
+        present: The clients of the round, on all ranks, that do not drop out.
+    """
+
+    def __init__(self, trainer: Run) -> None:
+        self.trainer = trainer
+        self.outcomes: dict[int, Outcome] = {}
+        self.reasons: dict[int, str] = {}
+        self.present: list[int] = []
+
+    def start(self, cohort: Sequence[int]) -> list[int]:
+        """Begin a phase of client training; returns the clients that drop out."""
+        absent = [client for client in cohort if self.trainer.drops_out(client)]
+        self.outcomes |= dict.fromkeys(absent, "dropped")
+        self.present = [client for client in cohort if client not in absent]
+        return absent
+
+    def end_round(self) -> None:
+        """Log the outcomes of all ranks' clients, and publish them as ``trainer.participation``."""
+        trainer = self.trainer
+        outcomes = self.outcomes
+        trainer.took_part(taken(outcomes, trainer.cohort))
+        for client, reason in sorted(self.reasons.items()):
+            _log.warning(
+                "round %d: client %d %s; it is left out of the average",
+                trainer.round_index,
+                client,
+                reason,
+            )
+        if trainer.faults.availability is not None and outcomes:
+            found = list(outcomes.values())
+            if trainer.is_global_zero:
+                trainer.counter.add("client/selected", len(found))
+                for name in ("finished", "dropped"):
+                    trainer.counter.add(f"client/{name}", found.count(name))
+            if "finished" not in found:
+                _log.warning(
+                    "round %d: none of the %d selected clients took part (%s): no update is "
+                    "averaged in this round",
+                    trainer.round_index, len(found), described(found),
+                )  # fmt: skip
+        self.outcomes = {}
+        self.reasons = {}
+
+
+def described(outcomes: Iterable[Outcome]) -> str:
+    """The clients that did not take part by reason: ``2 dropped out, 1 rejected``.
+
+    Args:
+        outcomes: Of all selected clients of a round.
+    """
+    found = list(outcomes)
+    return ", ".join(
+        f"{found.count(name)} {phrase}" for name, phrase in _PHRASES.items() if name in found
+    )

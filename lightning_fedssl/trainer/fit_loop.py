@@ -209,7 +209,8 @@ def run_round(trainer: Run, federation: SimulatedFederation, index: int) -> Metr
 
 def new_round(trainer: Run, index: int) -> Round:
     """A round with its cohort and learning rates."""
-    last, schedule = trainer.max_rounds, trainer.algorithm.schedule
+    last = trainer.max_rounds
+    schedule = trainer.algorithm.schedule
     factors = [schedule.checked_factor(t, last) for t in (index, min(index + 1, last))]
     return Round(
         index,

@@ -22,7 +22,8 @@ def train(run: Run, make_trainer: Callable[..., Any], steps: int, folder: str) -
         steps: Steps of the server in the run.
         folder: Where the checkpoints are written.
     """
-    rounds, device = run.round_index, run.fabric.device
+    rounds = run.round_index
+    device = run.fabric.device
     alone = make_trainer(
         max_rounds=rounds,
         clients_per_round=1,

@@ -49,7 +49,8 @@ def settings_of(trainer: Run) -> Settings:
 
     ``max_rounds`` is not among them: a run may be made longer.
     """
-    algorithm, data = trainer.algorithm, trainer.datamodule
+    algorithm = trainer.algorithm
+    data = trainer.datamodule
     names = inspect.signature(FederatedDataModule).parameters
     rules = [rule for rule in trainer.callbacks if isinstance(rule, UpdateRule)]
     found = {f"trainer.{name}": getattr(trainer, name) for name in _TRAINER}

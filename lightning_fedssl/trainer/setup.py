@@ -90,7 +90,8 @@ def refuse_unsuitable_data(trainer: Run, stage: str, rules: Sequence[UpdateRule]
     Raises:
         ValueError: Names the key and the remedy.
     """
-    algorithm, datamodule = trainer.algorithm, trainer.datamodule
+    algorithm = trainer.algorithm
+    datamodule = trainer.datamodule
     if stage != "fit":
         return
     refuse_other_task(algorithm, datamodule.task)
@@ -164,7 +165,8 @@ def build_model(algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) 
         ):
             raise ValueError(f"model.{key} is {value}: give a finite number below 1e18")
     for name in ("num_classes", "in_shape"):
-        given, actual = getattr(algorithm, name), getattr(datamodule, name)
+        given = getattr(algorithm, name)
+        actual = getattr(datamodule, name)
         if given is not None and given not in (
             actual,
             list(actual) if isinstance(actual, tuple) else actual,

@@ -291,16 +291,15 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         """Run a command on all ranks."""
         setup.refuse_other_classes(model, datamodule)
         self.ckpt_path = checkpointing.find(ckpt_path, Path(self.default_root_dir))
-        self.algorithm, self.datamodule = model, datamodule
+        self.algorithm = model
+        self.datamodule = datamodule
         if launch.forks(
             self.fabric
         ):  # the ranks share the memory of the data, and a refusal is raised once
             setup.read_data(datamodule, stage)
             setup.refuse_unsuitable_data(self, stage, self.updates)
-        arguments, launched = (
-            (self, stage, model, datamodule, federation),
-            cast(Callable[..., Any], self.fabric.launch),
-        )
+        arguments = (self, stage, model, datamodule, federation)
+        launched = cast(Callable[..., Any], self.fabric.launch)
         with (
             launch.settings(self.fabric.device, self.deterministic, self.precision),
             launch.report() as report,
@@ -358,7 +357,9 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         Raises:
             ValueError: If keys of trainer, model and data contradict each other.
         """
-        self.seed, self.algorithm, self.datamodule = sampling.global_seed(), model, datamodule
+        self.seed = sampling.global_seed()
+        self.algorithm = model
+        self.datamodule = datamodule
         with self.fabric.rank_zero_first(local=True):
             setup.read_data(datamodule, stage)
         datamodule.to(self.fabric.device)
@@ -389,7 +390,8 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
             setup.check_monitors(self, metrics.names)
         watchers = [type(callback).__name__ for callback in self.listeners["on_client_batch_end"]]
         self.local_training = LocalTraining(self.clients_at_once, watchers)
-        self.collector, self.counter = MetricCollector(self.world_size), Counter()
+        self.collector = MetricCollector(self.world_size)
+        self.counter = Counter()
 
     def _adopt(
         self,
@@ -401,7 +403,9 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         """Take over the outcome of other processes, which had copies of the trainer and the
         algorithm.
         """
-        self.seed, self.algorithm, self.datamodule = sampling.global_seed(), model, datamodule
+        self.seed = sampling.global_seed()
+        self.algorithm = model
+        self.datamodule = datamodule
         self.enter(Round(outcome.pop("round_index"), self.max_rounds))
         setup.read_data(datamodule, stage)
         setup.build_model(model, datamodule)

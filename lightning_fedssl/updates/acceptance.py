@@ -113,7 +113,8 @@ class Quarantine(UpdateRule):
         self, trainer: Run, algorithm: FederatedAlgorithm, arrival: Arrival, received: State
     ) -> Arrival:
         """Measure how far an update has moved, and up to which lengths that is normal."""
-        server, update = algorithm.server, arrival.update
+        server = algorithm.server
+        update = arrival.update
         weights, buffers = (
             {name: received[name].to(t.device) for name, t in state.items()}
             for state in (
@@ -174,7 +175,8 @@ class _Length:
         if len(weights) != len(self._weights) or any(
             a is not b for a, b in zip(weights, self._weights, strict=True)
         ):
-            self._weights, self._length = weights, _norm(weights)
+            self._weights = weights
+            self._length = _norm(weights)
         return self._length
 
 

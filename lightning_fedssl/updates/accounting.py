@@ -58,7 +58,8 @@ class Budget:
         Args:
             delta: Delta.
         """
-        epsilon, relation = self.epsilon(delta), "add or remove one client"
+        epsilon = self.epsilon(delta)
+        relation = "add or remove one client"
         how = f"each client with probability {self.cohort / self.clients:.3g}"
         return {
             "epsilon": epsilon, "delta": delta, "unit": "client", "neighbouring_relation": relation,
@@ -98,9 +99,11 @@ def calibrated(budget: Budget, epsilon: float, delta: float) -> float:
         ValueError: The accountant's bound stays above epsilon, whatever the noise.
     """
     rest = tuple(asdict(budget).values())[1:]
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while _epsilon((high, *rest), delta) > epsilon:
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
         if high > LARGEST_NOISE:
             raise ValueError(
                 f"CentralDP: no noise reaches epsilon {epsilon:g}; at least "

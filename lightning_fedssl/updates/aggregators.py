@@ -99,7 +99,8 @@ class Aggregator(UpdateRule, ABC):
         self, trainer: Run, algorithm: FederatedAlgorithm, updates: Iterator[ClientUpdate]
     ) -> Iterator[ClientUpdate]:
         """One update in place of a round's updates; none if they are too few for the rule."""
-        rows, last = list[Tensor](), None
+        rows = list[Tensor]()
+        last = None
         for last in updates:
             rows.append(
                 torch.cat(
@@ -111,7 +112,8 @@ class Aggregator(UpdateRule, ABC):
             _log.warning(text, len(rows), self.fewest())
         elif last is not None:
             values = self.aggregate(torch.stack(rows))
-            parameters, buffers = dict(last.parameters), dict(last.buffers)
+            parameters = dict(last.parameters)
+            buffers = dict(last.buffers)
             for state in (parameters, buffers):
                 for name, t in state.items():
                     state[name] = values[: t.numel()].view_as(t).to(t.dtype)

@@ -277,7 +277,8 @@ class PseudoLabelPoison(Attack):
             data: Has the normalisation.
             algorithm: Has the global model.
         """
-        model, no_keys = algorithm.server.model(), data.unlabeled[:0]
+        model = algorithm.server.model()
+        no_keys = data.unlabeled[:0]
 
         def logits(x: Tensor) -> Tensor:
             found: Tensor = functional_call(
@@ -285,7 +286,8 @@ class PseudoLabelPoison(Attack):
             )
             return found
 
-        original, radius = images.float(), 255 * self.radius
+        original = images.float()
+        radius = 255 * self.radius
         x = original.clone()
         with evaluating(algorithm):
             wrong = (logits(x).argmax(dim=1) + 1) % int(algorithm.num_classes or 1)

@@ -135,7 +135,8 @@ class CentralDP(UpdateRule):
 
         A budget that is spent ends the run at once.
         """
-        planned, spent = self.plan(trainer), self._spent
+        planned = self.plan(trainer)
+        spent = self._spent
         if spent is None and trainer.ckpt_path is not None:
             raise ValueError(
                 f"ckpt_path: {trainer.ckpt_path} is of a run without CentralDP, so its "
@@ -183,9 +184,11 @@ class CentralDP(UpdateRule):
         Args:
             trainer: The trainer, with its data.
         """
-        clients, cohort = trainer.datamodule.num_clients, trainer.cohort_size
+        clients = trainer.datamodule.num_clients
+        cohort = trainer.cohort_size
         if self.population is not None:
-            clients, cohort = self.population, self.population_cohort or cohort
+            clients = self.population
+            cohort = self.population_cohort or cohort
         _require(cohort <= clients, "population", clients, f"it has rounds of {cohort} clients")
         remedy = f"give less than 1 / clients, {1 / clients:.2g}: with more, one may be published"
         _require(self.delta * clients < 1, "delta", self.delta, remedy)
@@ -217,7 +220,8 @@ class CentralDP(UpdateRule):
             index: The round.
         """
         seed = secrets.randbits(60) if self._secret else trainer.seed
-        clients, size = trainer.datamodule.num_clients, trainer.cohort_size
+        clients = trainer.datamodule.num_clients
+        size = trainer.cohort_size
         rng = sampling.rng(seed, "cohort", index)
         drawn = rng.permutation(np.flatnonzero(rng.random(clients) < size / clients))
         return [int(client) for client in drawn]
@@ -282,9 +286,11 @@ class CentralDP(UpdateRule):
                 "does not cover: choose another method"
             )
         self._last_round = trainer.round_index
-        server, names = algorithm.server, Sent.of(algorithm)
+        server = algorithm.server
+        names = Sent.of(algorithm)
         model = taken(server.model(), (*names.weights, *names.buffers))
-        total, clipped = mapped(torch.zeros_like, model), list[bool]()
+        total = mapped(torch.zeros_like, model)
+        clipped = list[bool]()
         for update in updates:
             if (
                 more := algorithm.upload_sizes(update).keys()
@@ -381,7 +387,8 @@ def uncovered(trainer: Run, algorithm: FederatedAlgorithm) -> list[str]:
         trainer: The trainer, with its callbacks.
         algorithm: The method.
     """
-    method, found = type(algorithm).__name__, list[str]()
+    method = type(algorithm).__name__
+    found = list[str]()
     if reason := why_not_a_mean(algorithm):
         found.append(
             f"model: {method} {reason}; choose a method that averages its clients' models."

@@ -197,7 +197,8 @@ def check_order(rules: Sequence[UpdateRule]) -> None:
                 "lightning_fedssl.updates such as [Quarantine(), Median()]"
             )
     for before, after in pairwise(rules):
-        first, second = type(before).__name__, type(after).__name__
+        first = type(before).__name__
+        second = type(after).__name__
         if before.place == after.place == 2:
             raise ValueError(
                 f"trainer.updates: {first} and {second} both combine a round's updates into one; "

@@ -126,11 +126,14 @@ class SlotAlgorithm(FederatedAlgorithm):
         if count == 1:
             federation.train_server()
             return [self.server.model()]
-        start, extra, trained = clone(self.server.parameters), self.server.extra, []
+        start = clone(self.server.parameters)
+        extra = self.server.extra
+        trained = []
         starts = [clone(self.replica_buffers(replica)) for replica in range(count)]
         for replica in range(count):
             self.replica = replica
-            buffers, momentum = f"buffers {replica}", f"optimizer {replica}"
+            buffers = f"buffers {replica}"
+            momentum = f"optimizer {replica}"
             self.server.update(start, starts[replica])
             load_optimizer_state(federation.server_optimizer, extra.get(momentum, {}))
             federation.train_server()

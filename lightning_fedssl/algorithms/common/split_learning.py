@@ -230,11 +230,13 @@ class SplitTraining(JointAlgorithm):
         count = len(data.unlabeled)
         place = self.clients.get(data.party, "place").get("steps")
         done = 0 if place is None else int(place)
-        first, visits = done * data.batch_size, self.client_steps * data.batch_size
+        first = done * data.batch_size
+        visits = self.client_steps * data.batch_size
         rows = endless_rows(data, first, visits) if count else data.unlabeled
 
         def make_batch(rows: Tensor, visits: Visits) -> Batch:
-            images, start = data.unlabeled[rows], visits.spans[0].start
+            images = data.unlabeled[rows]
+            start = visits.spans[0].start
             return {
                 "index": images,
                 "x_weak": data.weak(images, "weak", start=start),

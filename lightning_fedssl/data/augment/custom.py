@@ -78,7 +78,8 @@ class TimeMask(BatchView):
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
         """See the base class."""
-        length, width = x.shape[-1], round(self.share * x.shape[-1])
+        length = x.shape[-1]
+        width = round(self.share * x.shape[-1])
         first = (sampling.uniform(keys, 1) * (length - width + 1)).long()
         time = torch.arange(length, device=x.device)
         hidden = (time >= first) & (time < first + width)
@@ -290,7 +291,9 @@ def check_view(
     expected = values.shape if in_shape is None else (len(values), *in_shape)
     keys = sampling.sample_keys(sampling.derive_key(0, "trial of a view"), len(values))
     with torch.random.fork_rng(devices=[]):
-        first, second, alone = view(values, keys), view(values, keys), view(values[:1], keys[:1])
+        first = view(values, keys)
+        second = view(values, keys)
+        alone = view(values[:1], keys[:1])
     if first.shape != expected or not first.is_floating_point() or not first.isfinite().all():
         raise ValueError(
             f"{key}: the view of {tuple(values.shape)} is {tuple(first.shape)} {first.dtype}, or "

@@ -114,7 +114,8 @@ def sharpness(images: Tensor, parameters: Tensor) -> Tensor:
 
 def auto_contrast(images: Tensor, parameters: Tensor) -> Tensor:
     """Stretch every channel to 0..255; a constant channel is not changed. No parameters."""
-    low, high = images.amin((2, 3)).double()[..., None], images.amax((2, 3)).double()[..., None]
+    low = images.amin((2, 3)).double()[..., None]
+    high = images.amax((2, 3)).double()[..., None]
     # Tensor by tensor: a number divided by a tensor multiplies by a reciprocal, which rounds
     # differently.
     scale = torch.full_like(low, 255) / (high - low)
@@ -178,7 +179,8 @@ def affine_bilinear(images: Tensor, parameters: Tensor) -> Tensor:
     a, b, c, d, e, f = parameters[:, :6, None, None].unbind(1)
     x = torch.arange(width, device=images.device) + 0.5
     y = torch.arange(height, device=images.device)[:, None] + 0.5
-    column, row = a * x + b * y + c, d * x + e * y + f
+    column = a * x + b * y + c
+    row = d * x + e * y + f
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
     left, right, dx = _neighbours(column - 0.5, width)
     upper, lower, dy = _neighbours(row - 0.5, height)
@@ -258,12 +260,14 @@ def rotation(degrees: float, size: Size) -> list[float]:
     """
     height, width = size
     angle = -math.radians(degrees)
-    cosine, sine = round(math.cos(angle), 15), round(math.sin(angle), 15)
+    cosine = round(math.cos(angle), 15)
+    sine = round(math.sin(angle), 15)
     return centered((cosine, sine, -sine, cosine), (height, width))
 
 
 def centered(linear: Sequence[float], size: Size) -> list[float]:
     """Affine parameters of a linear map (a, b, d, e) about the image's centre."""
     a, b, d, e = linear
-    y, x = size[0] / 2, size[1] / 2
+    y = size[0] / 2
+    x = size[1] / 2
     return [a, b, a * -x + b * -y + x, d, e, d * -x + e * -y + y]

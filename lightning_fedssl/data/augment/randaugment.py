@@ -306,7 +306,8 @@ class RandAugment:
             drawn_from: How many of the magnitudes each image draws from, ``(n,)`` or one number;
                 all if left out.
         """
-        pool, levels = self.pool, len(self.pool.magnitudes)
+        pool = self.pool
+        levels = len(self.pool.magnitudes)
         operation = (draws[:, 0] * len(pool.operations)).long()
         level = (draws[:, 1] * (levels if drawn_from is None else drawn_from)).long()
         code = (operation * levels + level) * 2 + (draws[:, 2] < 0.5)

@@ -84,7 +84,8 @@ class Normalize:
 
     def __call__(self, images: Tensor, keys: Tensor | None = None) -> Tensor:
         """Normalise uint8 ``images``; ``keys`` are ignored."""
-        mean, std = self._mean.on(images.device), self._std.on(images.device)
+        mean = self._mean.on(images.device)
+        std = self._std.on(images.device)
         if images.dtype == self.dtype:  # a result of its own: what is given stays as it is
             centred: Tensor = images - mean
             return centred.div_(std)

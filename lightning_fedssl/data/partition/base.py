@@ -262,7 +262,8 @@ class Dirichlet(Partition):
         See :meth:`Partition.assign`.
         """
         by_class = [members for members in positions_by_class(labels, num_classes) if len(members)]
-        sizes, owners = np.zeros(num_clients, dtype=np.int64), []
+        sizes = np.zeros(num_clients, dtype=np.int64)
+        owners = []
         for members in by_class:
             below_share = np.flatnonzero(sizes < len(labels) / num_clients)
             cumulative = np.cumsum(dirichlet(self.alpha, len(below_share), generator))
@@ -358,7 +359,8 @@ class FromFile(Partition):
 
         The message names the key to change.
         """
-        at_server, at_clients = len(split.server_labeled), len(split.client_list.labeled.values)
+        at_server = len(split.server_labeled)
+        at_clients = len(split.client_list.labeled.values)
         if len(split.clients) != asked.num_clients:
             raise ValueError(
                 f"data.num_clients: {asked.num_clients}, but {self.path!r} has "
@@ -487,7 +489,8 @@ def choose_labeled(asked: SplitRequest, candidates: Tensor, generator: Generator
     Raises:
         ValueError: If there are too few images or labels; the message names the key.
     """
-    num_labels, labels = asked.num_labels, asked.labels[candidates]
+    num_labels = asked.num_labels
+    labels = asked.labels[candidates]
     if num_labels == "all":
         return candidates
     if not _count_distinct(labels) <= num_labels <= len(candidates):

@@ -67,10 +67,8 @@ class ClientTypes(Partition):
     ) -> list[Tensor]:
         """Draws class counts client by client; see :meth:`Partition.assign`."""
         members = [generator.permutation(part) for part in positions_by_class(labels, num_classes)]
-        probabilities, taken = (
-            self.probabilities(num_classes),
-            np.zeros(num_classes, dtype=np.int64),
-        )
+        probabilities = self.probabilities(num_classes)
+        taken = np.zeros(num_classes, dtype=np.int64)
         parts = []
         for client in range(num_clients):
             counts = generator.multinomial(
@@ -90,7 +88,9 @@ class ClientTypes(Partition):
         Raises:
             ValueError: There are fewer images than labels; the message names the key.
         """
-        clients, classes, num_labels = asked.num_clients, asked.num_classes, asked.num_labels
+        clients = asked.num_clients
+        classes = asked.num_classes
+        num_labels = asked.num_labels
         if asked.label_location == "server" or num_labels == "all":
             return super().split(asked, generator)
         quotas = label_quotas(num_labels, clients, [range(classes)] * clients)

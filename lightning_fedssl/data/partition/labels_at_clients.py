@@ -48,7 +48,8 @@ class _LabelsAtClients(Partition):
                 f"data.label_location: {type(self).__name__} assigns labels to clients; set it to "
                 "clients"
             )
-        classes, num_labels = asked.num_classes, asked.num_labels
+        classes = asked.num_classes
+        num_labels = asked.num_labels
         members = [
             generator.permutation(part) for part in positions_by_class(asked.labels, classes)
         ]

@@ -105,7 +105,8 @@ class PartitionStatistics:
         unknown = (
             0 if self.unknown_counts is None or not has_classes else int(self.unknown_counts.sum())
         )
-        noun, clients = self.noun, plural(len(self.sizes), "client")
+        noun = self.noun
+        clients = plural(len(self.sizes), "client")
         known = " of known class" if unknown else ""
         lines = [
             f"{clients}: {_span(self.sizes)} {noun}s each, {int(self.sizes.sum()):,} in all",
@@ -156,11 +157,9 @@ def statistics(
     counts = labeled + _count(split.client_list.unlabeled, labels, num_classes)
     unknown = counts[:, num_classes]
     at_server = labels[split.server_labeled].bincount(minlength=num_classes)
-    classes, labeled_classes, known = (
-        counts[:, :num_classes],
-        labeled[:, :num_classes],
-        not unknown.any(),
-    )
+    classes = counts[:, :num_classes]
+    labeled_classes = labeled[:, :num_classes]
+    known = not unknown.any()
     return PartitionStatistics(
         classes,
         labeled_classes,
@@ -192,7 +191,8 @@ def _span(values: Tensor) -> str:
     """``"460"`` if all are equal, else ``"12 to 2,310"``."""
     if len(values) == 0:
         return "0"
-    low, high = int(values.min()), int(values.max())
+    low = int(values.min())
+    high = int(values.max())
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 

@@ -100,7 +100,8 @@ class Datasets(DataSource):
 
     def _read(self) -> LoadedData:
         self._compare_classes()
-        samples, labels = {}, {}
+        samples = {}
+        labels = {}
         for part, dataset in self.parts.items():
             if dataset is not None:
                 samples[part], targets = _read(part, dataset)
@@ -128,10 +129,8 @@ class Datasets(DataSource):
         if clients is not None and self.ids["train"] is None:  # the server's samples are no one's
             clients = torch.cat([torch.full((len(numbers["train"]),), -1), clients])
         train = [part for part in ("train", "unlabeled") if part in samples]
-        x, y = (
-            torch.cat([samples[part] for part in train]),
-            torch.cat([numbers[part] for part in train]),
-        )
+        x = torch.cat([samples[part] for part in train])
+        y = torch.cat([numbers[part] for part in train])
         self._warn_of_layout(tuple(x.shape[1:]))
         spec = DatasetSpec(
             type(self).__name__, len(names), tuple(x.shape[1:]), *measure(x), names,
@@ -155,7 +154,8 @@ class Datasets(DataSource):
 
     def _training_ids(self) -> list[Any] | None:
         """The identifiers of labelled samples, if they have some, then of those without labels."""
-        labeled, unlabeled = self.ids["train"], self.ids["unlabeled"]
+        labeled = self.ids["train"]
+        unlabeled = self.ids["unlabeled"]
         if self.parts["unlabeled"] is not None and labeled is not None and unlabeled is None:
             raise ValueError(
                 "data.dataset: give client_ids and unlabeled_client_ids, or none of them"
@@ -289,7 +289,8 @@ def _read(part: str, dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
             "tensors"
         )
     if isinstance(dataset, TensorDataset):
-        samples, labels = dataset.tensors[0], dataset.tensors[-1]
+        samples = dataset.tensors[0]
+        labels = dataset.tensors[-1]
     else:
         samples, labels = _read_items(part, dataset)
     return as_values(samples, part), labels
@@ -315,7 +316,8 @@ def _read_items(part: str, dataset: Any) -> tuple[Tensor, Tensor]:
 
 def _refuse_random(part: str, dataset: Any, samples: list[Tensor]) -> None:
     """Reads samples again: they must be the same, and draw nothing from PyTorch's generator."""
-    what, states = "", []
+    what = ""
+    states = []
     for i in range(0, len(samples), -(-len(samples) // _READ_TWICE)):
         again = _pair(part, i, dataset[i])[0]
         if not np.array_equal(again.numpy(), samples[i].numpy(), equal_nan=True):
@@ -377,7 +379,9 @@ def as_values(samples: Tensor, part: str, place: str = "data.dataset") -> Tensor
     Raises:
         ValueError: If images have another layout, or a sample holds NaN or infinite values.
     """
-    shape, dtype, samples = tuple(samples.shape[1:]), samples.dtype, samples.detach()
+    shape = tuple(samples.shape[1:])
+    dtype = samples.dtype
+    samples = samples.detach()
     if not shape or not samples.numel() or dtype.is_complex:
         raise ValueError(
             f"{place}: {part} samples are {dtype} of shape {shape}; give real numbers, x[:, None] "

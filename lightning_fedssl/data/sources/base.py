@@ -85,7 +85,8 @@ def check_loaded(loaded: object, name: str, task: Task) -> LoadedData:
         raise ValueError(
             f"data.dataset: {name}.load must return LoadedData(DatasetSpec(...), train, test)"
         )
-    spec, who = loaded.spec, f"data.dataset: {name}"
+    spec = loaded.spec
+    who = f"data.dataset: {name}"
     if spec.num_classes < task.fewest_classes:
         raise ValueError(
             f"{who}: there is one class ({', '.join(spec.class_names)}) or none; two are needed, "
@@ -101,10 +102,8 @@ def check_loaded(loaded: object, name: str, task: Task) -> LoadedData:
             f"{spec.in_shape}; name all classes, and give a mean and a std for every entry of the "
             "first dimension"
         )
-    train, test = (
-        _checked(loaded.train, spec, task, f"{who}: train", -1),
-        _checked(loaded.test, spec, task, f"{who}: test"),
-    )
+    train = _checked(loaded.train, spec, task, f"{who}: train", -1)
+    test = _checked(loaded.test, spec, task, f"{who}: test")
     validation = loaded.validation
     if validation is not None:
         validation = _checked(validation, spec, task, f"{who}: validation")
@@ -119,7 +118,8 @@ def check_loaded(loaded: object, name: str, task: Task) -> LoadedData:
 def _checked(
     split: ImageSplit, spec: DatasetSpec, task: Task, who: str, least: int = 0
 ) -> ImageSplit:
-    images, labels = split.images.detach(), split.labels
+    images = split.images.detach()
+    labels = split.labels
     wanted = torch.uint8 if spec.pixels else torch.float32
     if tuple(images.shape[1:]) != tuple(spec.in_shape) or images.dtype != wanted or not len(images):
         raise ValueError(
@@ -275,7 +275,8 @@ def read_csv(path: str | Path, columns: Collection[str], reading: Reading) -> li
         raise ValueError(
             f"{key}: {str(path)!r} has several columns {cut(double[0])!r}; rename or remove them"
         )
-    found, empty = [], []
+    found = []
+    empty = []
     for number, values in enumerate(rows, start=2):
         if not any(values):
             empty += [number] if values else []  # a blank line is nothing to speak of

@@ -52,10 +52,8 @@ class Signals(DataSource):
         """See the base class."""
         generator = np.random.default_rng(self.seed)
         labels = np.arange(self.count) % 3
-        frequency, phase = (
-            generator.uniform(2, 5, (self.count, 1)),
-            generator.uniform(0, 1, (self.count, 1)),
-        )
+        frequency = generator.uniform(2, 5, (self.count, 1))
+        phase = generator.uniform(0, 1, (self.count, 1))
         turns = frequency * np.arange(self.length) / self.length + phase
         sine = np.sin(2 * np.pi * turns)
         waves = np.stack([sine, np.sign(sine), 2 * (turns % 1) - 1])

@@ -96,10 +96,8 @@ class ImageList(DataSource):
         lists = self._listed()
         names = self.classes_of(lists["train"])
         clients = number_clients(_clients(_training(lists)), None)[2]
-        name, shape = (
-            self.name or type(self).__name__,
-            (self.channels, self.image_size, self.image_size),
-        )
+        name = self.name or type(self).__name__
+        shape = (self.channels, self.image_size, self.image_size)
         normalization = _NORMALIZATION[self.channels]
         return DatasetSpec(
             name, len(names), shape, *normalization, names, True, self.usual_views, clients
@@ -107,8 +105,10 @@ class ImageList(DataSource):
 
     def load(self) -> LoadedData:
         """Decodes the images, or opens those in ``cache_dir``; see the base class."""
-        spec, lists = self.describe(), self._listed()
-        train, test = _training(lists), lists["test"]
+        spec = self.describe()
+        lists = self._listed()
+        train = _training(lists)
+        test = lists["test"]
         owners, test_owners, _ = number_clients(_clients(train), _clients(test))
         validation = self._read(lists["validation"], spec) if lists.get("validation") else None
         return LoadedData(
@@ -188,7 +188,8 @@ class ImageFolder(ImageList):
 
     def list_images(self) -> Lists:
         """Lists the folders; see the base class."""
-        root, parts = Path(self.root), ("train", "test", "validation", "val", "unlabeled")
+        root = Path(self.root)
+        parts = ("train", "test", "validation", "val", "unlabeled")
         for folder in visible_folders(root):
             if folder.name in parts:
                 continue
@@ -276,11 +277,13 @@ class ImageTable(ImageList):
         rows = read_csv(self.csv_file, columns + ([client] if client else []), self.reading)
         numbers = label_numbers(rows, self.label_columns, self.csv_file)
         for row, values in zip(rows, numbers, strict=True):
-            name, word = row[self.file_column], row[self.split_column]
+            name = row[self.file_column]
+            word = row[self.split_column]
             label = row[of_labels[0]]
             if self.label_columns:
                 label = "" if np.isnan(values).all() else " ".join(map(str, values))
-            path, part = Path(os.path.normpath(Path(self.root, name))), part_of(word)
+            path = Path(os.path.normpath(Path(self.root, name)))
+            part = part_of(word)
             owner = (row[client] if client else "") or None
             where = f"data.dataset: {self.csv_file!r}, row {row.number}"
             if not name or path in seen:
@@ -357,7 +360,8 @@ class MaskFolders(ImageList):
 
     def targets_of(self, images: Sequence[ListedImage], spec: DatasetSpec) -> Tensor:
         """Masks ``(images, side, side)``, -1 where a pixel does not count."""
-        count, side = spec.num_classes, self.image_size
+        count = spec.num_classes
+        side = self.image_size
         masks = torch.full((len(images), side, side), -1)
         for mask, image in zip(masks, images, strict=True):
             if image.label:

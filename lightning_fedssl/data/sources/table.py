@@ -82,7 +82,8 @@ class Table(Datasets):
         named = [*special, *(numeric or ()), *(categorical or ()), *ignore]
         rows = read_csv(csv_file, named, self.reading)
         if label_columns:
-            classes, labels = [*label_columns], label_numbers(rows, label_columns, csv_file)
+            classes = [*label_columns]
+            labels = label_numbers(rows, label_columns, csv_file)
             place = _every_fifth(np.where(np.isnan(labels).all(axis=1), -1, 0))
         else:
             words = ["" if row[label_column] in NO_LABEL else row[label_column] for row in rows]
@@ -192,7 +193,8 @@ class _Column:
         known = self.numbers[~np.isnan(self.numbers)]
         rest = known[~np.isin(known, _SENTINELS)]
         if len(rest) < len(known) and len(set(rest)) > 1 and rest.min() >= 0:
-            rows, meaning = np.isin(self.numbers, _SENTINELS), "missing values? empty these cells"
+            rows = np.isin(self.numbers, _SENTINELS)
+            meaning = "missing values? empty these cells"
         else:
             rows = np.array(["." in cell for cell in self.cells])
             meaning = "thousands with a dot? remove the dots"
@@ -256,7 +258,9 @@ def _report(columns: Sequence[_Column], strict: bool, reading: Reading) -> None:
     described: dict[str, list[str]] = {"numeric": [], "categorical": [], "left out": []}
     missing = []
     for column in columns:
-        kind, name, values = column.kind, column.name, set(column.cells)
+        kind = column.kind
+        name = column.name
+        values = set(column.cells)
         if kind not in described:
             described["left out"].append(f"{name!r} ({kind})")
             continue
