@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-import operator
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, fields, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,19 +20,6 @@ if TYPE_CHECKING:
     from lightning_fedssl.state import Direction
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-_TITLES: dict[Direction, str] = {"up": "Upload of the clients", "down": "Download of the clients"}
-_HEAD = (
-    "| kind | tensors | per client and round | total | unused | transfers | rounds |",
-    "|---|---|---|---|---|---|---|",
-)
-_NOTE = (
-    "Bytes of the tensors, without the overhead of a protocol. Means are over the pairs of a "
-    "client and a round in "
-    "which a tensor of that kind was sent. A transfer is one tensor in the row of a kind, and one "
-    "message, which has "
-    "several tensors, in the row *everything*. Unused bytes are those of clients that dropped "
-    "out or were rejected in that round."
-)
 
 
 @dataclass
@@ -79,16 +65,12 @@ class Entry:
             max(sizes), len(sizes), len(clients), 1, round_index, round_index, sum(sizes), lost
         )
 
-    def add(self, other: Entry, same_clients: bool = False) -> None:
-        """Add the transfers of another round.
-
-        Or of another name, in the same rounds to the same clients.
-        """
-        join: Callable[[int, int], int] = max if same_clients else operator.add
+    def add(self, other: Entry) -> None:
+        """Add the transfers of another round."""
         self.largest = max(self.largest, other.largest)
         self.times += other.times
-        self.client_rounds = join(self.client_rounds, other.client_rounds)
-        self.rounds = join(self.rounds, other.rounds)
+        self.client_rounds += other.client_rounds
+        self.rounds += other.rounds
         self.first = min(self.first or other.first, other.first)
         self.last = max(self.last, other.last)
         self.total += other.total
@@ -106,8 +88,8 @@ class CommunicationLedger(FederatedCallback):
     ``ledger.csv`` has a line for every tensor name and direction: the size of one tensor, the
     number of transfers, of pairs of a client and a round, and of rounds with a transfer, the first
     and last of these rounds, the total bytes, and how many of them are of clients whose update was
-    not used in that round. ``ledger.md`` has the same numbers by kind of tensor: weights,
-    batch-norm statistics, features and so on. A resumed run continues the ledger.
+    not used in that round; and the kind of tensor: weights, batch-norm statistics, features and so
+    on. A resumed run continues the ledger.
 
     Only part of a run that lists it.
     """
@@ -145,7 +127,7 @@ class CommunicationLedger(FederatedCallback):
     def on_train_end(  # type: ignore[override]
         self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
-        """Write the files and print the summary line.
+        """Write the file.
 
         What was sent for the test belongs to the last round.
         """
@@ -156,12 +138,13 @@ class CommunicationLedger(FederatedCallback):
         if not trainer.is_global_zero or not trainer.log_dir or trainer.fast_dev_run:
             return
         model = {*algorithm.server.parameters, *algorithm.server.buffers}
-        apart = {kind_of(name, model) for name in getattr(algorithm, "not_in_paper", ())}
-        folder = Path(trainer.log_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._write_csv(folder / "ledger.csv", model)
-        page = report(type(algorithm).__name__, self.entries, model, apart)
-        (folder / "ledger.md").write_text(page)
+        with Path(trainer.log_dir, "ledger.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["direction", "name", "kind", *(field.name for field in fields(Entry))])
+            for (direction, name), entry in self.entries.items():
+                if name:
+                    kind = kind_of(name, model)
+                    writer.writerow([direction, name, kind, *astuple(entry)])
 
     def _begin(self, round_index: int) -> None:
         """Close the round before, if this is a new one."""
@@ -202,16 +185,6 @@ class CommunicationLedger(FederatedCallback):
             for name, values in state_dict[way].items()
         }
 
-    def _write_csv(self, path: Path, model: set[str]) -> None:
-        with path.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["direction", "name", "kind", *(field.name for field in fields(Entry))])
-            for (direction, name), entry in self.entries.items():
-                if name:
-                    writer.writerow(
-                        [direction, name, kind_of(name, model), *asdict(entry).values()]
-                    )
-
 
 def kind_of(name: str, model: set[str]) -> str:
     """The kind of a tensor, such as ``weights`` or ``optimizer state``, for readers who do not know
@@ -233,66 +206,6 @@ def kind_of(name: str, model: set[str]) -> str:
     titles = {"optimizer": "optimizer state", "moments": "batch-norm moments"}
     first = name.partition(".")[0]
     return titles.get(first, first)
-
-
-def by_kind(
-    entries: Mapping[Key, Entry], model: set[str], way: Direction
-) -> dict[str, tuple[int, Entry]]:
-    """The number of names and the sum of the entries of each kind in one direction, ordered by
-    falling total bytes.
-
-    The kind of the direction's total is ``everything``. The number of pairs of a client and a round
-    is the largest of any name of the kind.
-
-    Args:
-        entries: Ledger entries by direction and name.
-        model: Names of the global model's weights and buffers.
-        way: The direction.
-    """
-    kinds: dict[str, tuple[int, Entry]] = {}
-    for (direction, name), entry in entries.items():
-        if direction == way:
-            kind = kind_of(name, model) if name else "everything"
-            count, found = kinds.get(kind, (0, Entry()))
-            found.add(entry, same_clients=True)
-            kinds[kind] = (count + 1, found)
-    return dict(sorted(kinds.items(), key=lambda item: -item[1][1].total))
-
-
-def report(
-    method: str, entries: Mapping[Key, Entry], model: set[str], apart: Collection[str] = ()
-) -> str:
-    """The ledger as a Markdown page.
-
-    Args:
-        method: The algorithm's name.
-        entries: Ledger entries by direction and name.
-        model: Names of the global model's weights and buffers.
-        apart: Kinds that the paper's clients do not exchange; a line gives the traffic without
-            them.
-    """
-    lines = [f"# Communication ledger of {method}", "", _NOTE]
-    for direction, title in _TITLES.items():
-        kinds = by_kind(entries, model, direction)
-        lines += ["", f"## {title}", "", *_HEAD]
-        lines += [_row(kind, count, entry) for kind, (count, entry) in kinds.items()]
-        if found := sorted(kinds.keys() & set(apart)):
-            everything = kinds["everything"][1]
-            rest = everything.total - sum(kinds[kind][1].total for kind in found)
-            lines.append(
-                f"\nPer client and round: {readable(rest / everything.client_rounds)} without "
-                f"{' and '.join(found)}, which the paper does not send."
-            )
-    return "\n".join([*lines, "", "`ledger.csv` lists every tensor by its name.", ""])
-
-
-def _row(kind: str, count: int, entry: Entry) -> str:
-    number = "" if kind == "everything" else f"{count:,}"
-    each = readable(entry.total / entry.client_rounds)
-    total = readable(entry.total)
-    unused = readable(entry.unused)
-    rounds = f"{entry.rounds:,} ({entry.first} to {entry.last})"
-    return f"| {kind} | {number} | {each} | {total} | {unused} | {entry.times:,} | {rounds} |"
 
 
 def readable(size: float) -> str:

@@ -116,8 +116,8 @@ class LabelsAlone(FederatedCallback):
         self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
         """Print the comparison, the last lines of the run."""
-        if self.lines and trainer.enable_progress_bar and trainer.is_global_zero:
-            print(*self.lines, sep="\n", flush=True)
+        if self.lines:
+            trainer.print("\n".join(self.lines))
 
     def _choose(
         self,
@@ -159,7 +159,6 @@ class LabelsAlone(FederatedCallback):
             | {"simple/majority": most}
         )
         alone, accuracy = (float(measured[f"{of}/accuracy"]) for of in ("bound", "test"))
-        self.lines.append(verdict(alone, accuracy, len(data.test_labels), data.spec.noun))
         best = alone, "labels alone"
         if answers:
             first = answers[0]
@@ -170,10 +169,47 @@ class LabelsAlone(FederatedCallback):
                 f"({first.name} in cross-validation over the labels: {100 * first.estimate:.0f} %, "
                 f"standard error {100 * first.error:.0f})"
             )
+        noun = data.spec.noun
         self.lines.append(
             f"best on these {len(data.split.server_labeled)} labels: {best[1]} "
-            f"{100 * best[0]:.1f} %; with the clients' {data.spec.noun}s {100 * accuracy:.1f} %"
+            f"{100 * best[0]:.1f} %; with the clients' {noun}s {100 * accuracy:.1f} %"
         )
+        advice = next_step(best[0], accuracy, len(data.test_labels), export_command(trainer))
+        self.lines += [verdict(alone, accuracy, len(data.test_labels), noun), f"next: {advice}"]
+
+
+def export_command(trainer: Run) -> str:
+    """The command that exports the model of a run."""
+    return f"lightning-fedssl export --default_root_dir {trainer.default_root_dir}"
+
+
+def difference_error(one: float, other: float, samples: int) -> float:
+    """The standard error, in samples, of the difference of two accuracies on the same samples: at
+    most, since both models find the same samples hard.
+
+    Args:
+        one: An accuracy, from 0 to 1.
+        other: The other.
+        samples: How many they are measured on.
+    """
+    return samples * math.hypot(*(accuracy_error(value, samples) for value in (one, other)))
+
+
+def next_step(best: float, accuracy: float, samples: int, command: str) -> str:
+    """What to do after a run.
+
+    Args:
+        best: The best test accuracy without the clients' samples, from 0 to 1.
+        accuracy: That with them.
+        samples: Test samples.
+        command: What exports the model.
+    """
+    gain, error = samples * (accuracy - best), difference_error(best, accuracy, samples)
+    if abs(gain) < 2 * error:
+        return "a difference below two standard errors: repeat with --seed_everything 1, 2, ..."
+    if gain > 0:
+        return f"{command} writes the model"
+    return "start from a pretrained network (presets/pretrained_images.yaml), or label more"
 
 
 def verdict(bound: float, accuracy: float, images: int, noun: str) -> str:
@@ -185,12 +221,12 @@ def verdict(bound: float, accuracy: float, images: int, noun: str) -> str:
         images: Test samples.
         noun: What a sample is called.
     """
-    points = (
-        f"{'better' if accuracy > bound else 'worse'} by {100 * abs(accuracy - bound):.1f} points"
-    )
+    points, count = 100 * abs(accuracy - bound), images * abs(accuracy - bound)
+    found = f"{'better' if accuracy > bound else 'worse'} by {points:.1f} points, {count:.0f} of"
     return (
         f"labels alone {100 * bound:.1f} %, with the clients' {noun}s {100 * accuracy:.1f} %: "
-        f"{points if accuracy != bound else 'no difference'} ({images} test {noun}s)"
+        f"{found if points else 'no difference on'} {images} test {noun}s "
+        f"(standard error {difference_error(bound, accuracy, images):.0f})"
     )
 
 

@@ -1,77 +1,109 @@
-"""Prints the progress of a run, and reports its partition."""
+"""Shows the progress of a run, and reports its data and its result."""
 
 from __future__ import annotations
 
+import io
+import math
+import shutil
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from tqdm import tqdm
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.boards import has_pictures, show_figure
+from lightning_fedssl.callbacks.labels_alone import LabelsAlone, export_command
 from lightning_fedssl.callbacks.metric_matrices import evaluated_on
+from lightning_fedssl.callbacks.simple_classifiers import accuracy_error
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.metrics import Metrics
     from lightning_fedssl.run import Run
+    from lightning_fedssl.state import ClientUpdate
+
+LINE = 80
+"""Columns of a line about a round."""
+
+FEWEST_SAMPLES = 50
+"""Samples below which an accuracy is shown as a count: one of them is worth several points."""
 
 _COLUMNS = {
-    "server/loss": ("server loss", "{:.3f}"),
-    "client/loss": ("client loss", "{:.3f}"),
-    "client/images": ("{noun}s of clients", "{:,.0f}"),
-    "client/mask_rate": ("mask rate", "{:.0%}"),
-    "pseudo_label/confident_accuracy": ("pseudo-label accuracy", "{:.1%}"),
-    "val/accuracy": ("validation accuracy", "{:.1%}"),
-    "time/round_s": ("time", "{:.1f} s"),
+    "server/loss": "server loss {:.3f}",
+    "client/loss": "client loss {:.3f}",
+    "client/mask_rate": "mask rate {:.0%}",
+    "pseudo_label/confident_accuracy": "pseudo-labels {:.1%}",
 }
-
 
 _MISSING = {"client/dropped": "dropped out", "client/refused": "rejected"}
 
 
-def round_line(metrics: Metrics, noun: str = "image") -> str:
-    """The most important scalars of a round as one line.
+def fitting(parts: Sequence[str], room: int) -> str:
+    """The parts that fit into a line, the first ones if not all do.
+
+    Args:
+        parts: Texts, the most important first.
+        room: Columns.
+    """
+    line = ""
+    for part in filter(None, parts):
+        longer = f"{line}  {part}" if line else part
+        line = longer if len(longer) <= room else line
+    return line
+
+
+def round_parts(metrics: Metrics, samples: int) -> list[str]:
+    """The most important scalars of a round as texts, the most important first.
 
     Args:
         metrics: The scalars.
-        noun: What a sample is called.
+        samples: Validation samples.
     """
-    columns = {
-        name: (title.format(noun=noun), form)
-        for name, (title, form) in _COLUMNS.items()
-        if name in metrics
-    }
-    scalars = [f"{title} {form.format(metrics[name])}" for name, (title, form) in columns.items()]
-    return "  ".join([*participation_line(metrics), *scalars, *own_parts(metrics, "val")])
+    parts = [*participation(metrics), *own_parts(metrics, "val")]
+    if (accuracy := metrics.get("val/accuracy")) is not None:
+        few = 0 < samples < FEWEST_SAMPLES
+        parts.append(f"val {accuracy * samples:.0f} of {samples}" if few else f"val {accuracy:.1%}")
+    return [
+        *parts,
+        *(form.format(metrics[key]) for key, form in _COLUMNS.items() if key in metrics),
+    ]
 
 
-def participation_line(metrics: Metrics) -> list[str]:
-    """How many of the selected clients took part.
+def participation(metrics: Metrics) -> list[str]:
+    """How many of the selected clients took part, and why the others did not.
 
     Nothing in a run in which clients cannot be missing.
     """
     if "client/selected" not in metrics:
         return []
+    selected, finished = metrics["client/selected"], metrics["client/finished"]
     counts = {phrase: metrics.get(key, 0.0) for key, phrase in _MISSING.items()}
-    counts["without work"] = (
-        metrics["client/selected"] - metrics["client/finished"] - sum(counts.values())
-    )
-    missing = ", ".join(f"{count:.0f} {phrase}" for phrase, count in counts.items() if count > 0)
-    took_part = (
-        f"{metrics['client/finished']:.0f} of {metrics['client/selected']:.0f} clients took part"
-    )
-    return [f"{took_part} ({missing})" if missing else took_part]
+    counts["without work"] = selected - finished - sum(counts.values())
+    missing = [f"{count:.0f} {phrase}" for phrase, count in counts.items() if count > 0]
+    return [f"{finished:.0f} of {selected:.0f} clients took part", *missing]
 
 
-def result_parts(metrics: Metrics, stage: Literal["val", "test"]) -> list[str]:
-    """Accuracy and loss of an evaluation as text; of one without an accuracy, what it logs."""
+def result_parts(metrics: Metrics, stage: Literal["val", "test"], samples: int = 0) -> list[str]:
+    """Accuracy and loss of an evaluation as text; of one without an accuracy, what it logs.
+
+    Args:
+        metrics: The scalars.
+        stage: Which evaluation.
+        samples: Evaluated samples, for the standard error; 0 if it is not known.
+    """
     if f"{stage}/accuracy" not in metrics:
         return own_parts(metrics, stage)
-    title = "test" if stage == "test" else "validation"
-    forms = {"accuracy": "{:.2%}", "loss": "{:.4f}"}
-    known = [name for name in forms if f"{stage}/{name}" in metrics]
-    return [f"{title} {name} {forms[name].format(metrics[f'{stage}/{name}'])}" for name in known]
+    title, accuracy = "test" if stage == "test" else "validation", metrics[f"{stage}/accuracy"]
+    parts = [f"{title} accuracy {accuracy:.2%}"]
+    if samples:
+        error = samples * accuracy_error(accuracy, samples)
+        parts[0] += f" ({samples * accuracy:.0f} of {samples}, standard error {error:.0f})"
+    if f"{stage}/loss" in metrics:
+        parts.append(f"{title} loss {metrics[f'{stage}/loss']:.4f}")
+    return parts
 
 
 def own_parts(metrics: Metrics, stage: Literal["val", "test"]) -> list[str]:
@@ -85,7 +117,22 @@ def own_parts(metrics: Metrics, stage: Literal["val", "test"]) -> list[str]:
 
 
 class RoundProgress(FederatedCallback):
-    """Prints one line per round, and the result at the end."""
+    """Shows how far a run is, and prints its result.
+
+    In a terminal it is a bar with the clients of the round that are done, the last validation and
+    the time left, elsewhere a line of at most :data:`LINE` columns a round. Part of every run;
+    ``trainer.enable_progress_bar`` turns off the progress, not the result.
+
+    Args:
+        of: What is trained beside the run's own model, such as ``labels alone``: of it only the
+            progress is shown.
+    """
+
+    def __init__(self, of: str = "") -> None:
+        self.of = of
+        self._bar: tqdm[Any] | None = None
+        self._validated: list[str] = []
+        self._clients = 0
 
     def on_fit_start(  # type: ignore[override]
         self, trainer: Run, algorithm: FederatedAlgorithm
@@ -97,9 +144,11 @@ class RoundProgress(FederatedCallback):
         from lightning_fedssl.data.sources.reading import FILE_NAME
 
         data = trainer.datamodule
-        if data.reading.facts:  # loaders of the user's own are not looked at
-            _print(trainer, data.reading.summary())
-        _print(trainer, data.statistics.summary())
+        if self.of:
+            return
+        if trainer.enable_progress_bar:
+            read = [data.reading.summary()] if data.reading.facts else []  # not of users' loaders
+            trainer.print("\n".join([*read, data.statistics.summary()]))
         if trainer.is_global_zero and trainer.log_dir:
             data.split.save(Path(trainer.log_dir) / "partition.json")
             lines = [*data.reading.lines(), data.statistics.summary(), ""]
@@ -107,10 +156,47 @@ class RoundProgress(FederatedCallback):
         if has_pictures(trainer) and trainer.datamodule.class_names:
             show_figure(trainer, "partition", heatmap(trainer.datamodule.statistics))
 
+    def on_train_start(  # type: ignore[override]
+        self, trainer: Run, algorithm: FederatedAlgorithm
+    ) -> None:
+        """Open the bar, which measures the time; without a terminal it writes nothing itself."""
+        if not (trainer.enable_progress_bar and trainer.is_global_zero):
+            return
+        terminal = sys.stdout.isatty()
+        if self.of and not terminal:
+            trainer.print(f"training the {self.of}: {trainer.max_rounds} rounds")
+        self._validated = []
+        self._bar = tqdm(
+            total=trainer.max_rounds, initial=trainer.round_index, miniters=0, smoothing=0,
+            mininterval=0.1 if terminal else math.inf,
+            file=sys.stdout if terminal else io.StringIO(),
+            bar_format=f"{'|{bar}| ' if terminal else ''}{{desc}} {{remaining}} left",
+            dynamic_ncols=terminal, leave=not self.of,
+        )  # fmt: skip
+
+    def on_round_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+        """No client of the round is done."""
+        self._clients = 0
+
+    def on_server_batch_end(self, trainer: Run, algorithm: FederatedAlgorithm, step: int) -> None:
+        """Show the server's step."""
+        self._move(trainer, [f"server step {step + 1}"])
+
+    def on_client_end(
+        self, trainer: Run, algorithm: FederatedAlgorithm, update: ClientUpdate
+    ) -> None:
+        """Show the clients that are done; other ranks are as far as this one."""
+        self._clients = min(self._clients + trainer.world_size, len(trainer.cohort))
+        self._move(trainer, [f"client {self._clients}/{len(trainer.cohort)}"])
+
     def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
-        """Print the round's line."""
-        line = round_line(metrics, trainer.datamodule.spec.noun)
-        _print(trainer, f"round {trainer.round_index}/{trainer.max_rounds}  {line}")
+        """Show the round's scalars."""
+        self._clients = len(trainer.cohort)
+        parts = round_parts(metrics, len(trainer.datamodule.validation_labels))
+        self._validated = [part for part in parts if part.startswith("val")] or self._validated
+        self._move(trainer, parts)
+        if self._bar is not None and not (sys.stdout.isatty() or self.of):
+            trainer.print(str(self._bar))
 
     def on_evaluation_end(
         self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics
@@ -119,18 +205,48 @@ class RoundProgress(FederatedCallback):
         ``validate``.
         """
         stage = evaluated_on(metrics)
-        parts = result_parts(metrics, stage)
-        if parts and (stage == "test" or trainer.state.fn != TrainerFn.FITTING):
-            _print(trainer, f"after round {trainer.round_index}: {', '.join(parts)}")
+        if stage == "val" and trainer.state.fn == TrainerFn.FITTING:
+            return
+        self._close()
+        data, samples = trainer.datamodule, 0
+        if data.class_names and not trainer.fast_dev_run:
+            samples = len(data.test_labels if stage == "test" else data.validation_labels)
+        parts = result_parts(metrics, stage, samples)
+        if parts and not self.of:
+            trainer.print(f"after round {trainer.round_index}: {', '.join(parts)}")
 
     def on_train_end(  # type: ignore[override]
         self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
-        """Print the run folder."""
-        if trainer.log_dir:
-            _print(trainer, f"run folder: {trainer.log_dir}")
+        """Print the run folder, and what to do with it."""
+        self._close()
+        if not trainer.log_dir:
+            return
+        trainer.print(f"run folder: {trainer.log_dir}")
+        compared = any(isinstance(callback, LabelsAlone) for callback in trainer.callbacks)
+        if trainer.state.status != TrainerStatus.INTERRUPTED and not compared:
+            trainer.print(f"next: {export_command(trainer)} writes the model")
 
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Close the bar, also after an error."""
+        self._close()
 
-def _print(trainer: Run, line: str) -> None:
-    if trainer.enable_progress_bar and trainer.is_global_zero:
-        print(line, flush=True)
+    def _move(self, trainer: Run, parts: Sequence[str]) -> None:
+        """Move the bar to the present client, and write beside it."""
+        if self._bar is None:
+            return
+        done = self._clients / max(1, len(trainer.cohort))
+        self._bar.n = max(trainer.round_index - 1 + done, self._bar.initial)
+        beside = [*parts, *(part for part in self._validated if part not in parts)]
+        round_text = f"round {trainer.round_index}/{trainer.max_rounds}"
+        terminal = sys.stdout.isatty()
+        room = shutil.get_terminal_size().columns - LINE // 2 if terminal else LINE - 13
+        text = fitting([self.of, round_text, *beside], room)
+        self._bar.set_description_str(text.ljust(room), refresh=False)
+        self._bar.update(0)
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.refresh()
+            self._bar.close()
+            self._bar = None

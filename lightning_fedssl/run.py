@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import TrainerState, TrainerStatus
 from torch import Tensor
 from torch.optim import Optimizer
+from tqdm import tqdm
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -311,6 +313,12 @@ class Run(ABC):
         None without loggers.
         """
         return self.folder.log_dir
+
+    def print(self, *values: Any) -> None:
+        """Print above the progress bar, on rank 0."""
+        if self.is_global_zero:
+            tqdm.write(" ".join(map(str, values)))
+            sys.stdout.flush()
 
     # What the trainer does for callbacks.
 

@@ -60,7 +60,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -135,7 +135,6 @@ class FedMatch(FederatedAlgorithm):
     no_personal = "sends clients the whole models of others"
     not_deployable = "sends clients the models of other clients"
 
-    not_in_paper: ClassVar[frozenset[str]] = frozenset({"validation images", "validation labels"})
     network: Decomposed
 
     def __init__(

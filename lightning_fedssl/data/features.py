@@ -118,7 +118,9 @@ class FeatureExtractor:
     def _batches(self, samples: Tensor, augmented: bool) -> Iterator[Tensor]:
         keys = sampling.sample_keys(0, len(samples))
         parts = zip(samples.split(_AT_ONCE), keys.split(_AT_ONCE), strict=True)
-        with tqdm(total=len(samples), desc="features", unit=" samples", delay=1) as bar:
+        with tqdm(
+            total=len(samples), desc="features", unit=" samples", delay=1, leave=False, disable=None
+        ) as bar:
             for part, of_part in parts:
                 yield self._all_views(part, of_part, augmented)
                 bar.update(len(part))

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from filelock import FileLock
 from torch import Tensor
+from tqdm import tqdm
 
 RESAMPLING = "BILINEAR"
 """Pillow's name of the filter that resizes images; it averages over more pixels the more an image
@@ -74,7 +75,10 @@ def _decode(paths: Sequence[str | Path], in_shape: tuple[int, ...], key: str, im
         images[row] = read_image(paths[row], in_shape, key).numpy()
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoders release the interpreter's lock
-        for _ in pool.map(fill, range(len(paths))):
+        done = pool.map(fill, range(len(paths)))
+        for _ in tqdm(
+            done, "reading", len(paths), unit=" images", delay=1, leave=False, disable=None
+        ):
             pass
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABCMeta
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import RunningStage
-from tqdm import tqdm
 
 from lightning_fedssl.callbacks.checkpoint import FederatedCheckpoint
 from lightning_fedssl.run import Run
@@ -190,9 +188,3 @@ class LightningNames(Run):
     def testing(self) -> bool:
         """Whether the command is ``test``."""
         return self.state.stage == RunningStage.TESTING
-
-    def print(self, *values: Any) -> None:
-        """Print above the progress bar, on rank 0."""
-        if self.is_global_zero:
-            tqdm.write(" ".join(map(str, values)))
-            sys.stdout.flush()

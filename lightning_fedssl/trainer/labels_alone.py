@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning_fedssl.algorithms import Supervised
+from lightning_fedssl.callbacks import RoundProgress
 from lightning_fedssl.functional.by_name import mapped
 from lightning_fedssl.metrics import Metrics
 from lightning_fedssl.run import Run
@@ -33,7 +34,8 @@ def train(run: Run, make_trainer: Callable[..., Any], steps: int, folder: str) -
         logger=False,
         check_val_every_n_rounds=run.check_val_every_n_rounds,
         deterministic=run.deterministic,
-        enable_progress_bar=False,
+        callbacks=RoundProgress("labels alone"),
+        enable_progress_bar=run.enable_progress_bar and run.is_global_zero,
         default_root_dir=folder,
     )
     log = logging.getLogger("lightning_fedssl")

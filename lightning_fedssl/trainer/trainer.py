@@ -113,7 +113,8 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
             without the states of clients that are not there, and let a checkpoint be evaluated on
             data with other class names or another normalisation; otherwise an error names what
             differs.
-        enable_progress_bar: Print one line per round, and the result.
+        enable_progress_bar: Show the progress: in a terminal a bar, elsewhere one line a round.
+            The result and the run folder are printed in any case.
         default_root_dir: Where runs are written; the current folder if left out.
     """
 

@@ -90,7 +90,7 @@ def test_ledger_of_semifl_by_hand(tmp_path: Path) -> None:
     assert trainer.callback_metrics["communication/total_bytes"] == sum(totals.values())
 
 
-def test_ledger_of_moments_has_every_client_and_the_page_says_what_leaves(tmp_path: Path) -> None:
+def test_ledger_of_moments_has_every_client(tmp_path: Path) -> None:
     """Two sweeps over 4 clients: weights down, a count, mean and variance of each of 3 layers up."""
     callbacks = [CommunicationLedger(), StaticBatchNorm("moments")]
     trainer = toy_trainer(tmp_path, max_rounds=1, callbacks=callbacks)
@@ -100,11 +100,6 @@ def test_ledger_of_moments_has_every_client_and_the_page_says_what_leaves(tmp_pa
     assert len(moments) == 3 * 3
     assert {row["client_rounds"] for row in moments.values()} == {"4"}
     assert sum(int(row["total"]) for row in moments.values()) == 2 * 4 * 8 * (3 + 2 * (4 + 8 + 16))
-    page = (Path(str(trainer.log_dir)) / "ledger.md").read_text()
-    assert f"| weights | 11 | {readable(CNN_WEIGHTS)} | {readable(3 * CNN_WEIGHTS)} | 0 B | 33 | 1 (1 to 1) |" in page
-    sweeps = f"{readable(2 * CNN_WEIGHTS)} | {readable(8 * CNN_WEIGHTS)} | 0 B | 88 | 1 (1 to 1) |"
-    assert f"| weights (for statistics) | 11 | {sweeps}" in page
-    assert "| batch-norm moments | 9 | 944 B | 3.8 kB | 0 B | 72 | 1 (1 to 1) |" in page
 
 
 def test_ledger_of_semi_sfl_has_features_by_the_step(tmp_path: Path) -> None:

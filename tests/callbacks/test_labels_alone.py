@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 
 from lightning_fedssl.algorithms import FixMatch, Supervised
 from lightning_fedssl.callbacks import LabelsAlone, labels_alone
-from lightning_fedssl.callbacks.labels_alone import CHOSEN, verdict
+from lightning_fedssl.callbacks.labels_alone import CHOSEN, next_step, verdict
 from lightning_fedssl.callbacks.simple_classifiers import simple_answers
 from lightning_fedssl.cli import export
 from lightning_fedssl.data import FederatedDataModule
@@ -58,7 +58,7 @@ def test_the_bound_is_supervised_training_with_the_servers_steps(
     assert described["metrics"]["bound/accuracy"] == expected
     accuracy = result["metrics"]["test/accuracy"]
     assert verdict(expected, accuracy, 60, "image") in printed
-    assert printed[-1].endswith(f"with the clients' images {100 * accuracy:.1f} %")
+    assert printed[-3].endswith(f"with the clients' images {100 * accuracy:.1f} %")
 
 
 def test_a_resumed_run_and_two_ranks_have_the_same_bound(tmp_path: Path) -> None:
@@ -79,15 +79,19 @@ def test_labels_at_the_clients_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bound", "accuracy", "expected"),
+    ("bound", "accuracy", "expected", "step"),
     [
-        (0.739, 0.782, "better by 4.3 points (69 test images)"),
-        (0.5, 0.4856, "worse by 1.4 points (69 test images)"),
-        (0.5, 0.5, "no difference (69 test images)"),
+        (0.739, 0.782, "better by 4.3 points, 3 of 69 test images (standard error 5)", "repeat with --seed_everything"),
+        (0.8, 0.4, "worse by 40.0 points, 28 of 69 test images (standard error 5)", "presets/pretrained_images.yaml"),
+        (0.4, 0.8, "better by 40.0 points, 28 of 69 test images (standard error 5)", "export X writes the model"),
+        (0.5, 0.5, "no difference on 69 test images (standard error 6)", "repeat with --seed_everything"),
     ],
 )
-def test_the_verdict_says_which_is_better(bound: float, accuracy: float, expected: str) -> None:
+def test_the_verdict_says_which_is_better_and_what_to_do(
+    bound: float, accuracy: float, expected: str, step: str
+) -> None:
     assert verdict(bound, accuracy, 69, "image").endswith(expected)
+    assert step in next_step(bound, accuracy, 69, "export X")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,75 @@
 from __future__ import annotations
 
-from lightning_fedssl.callbacks.logging import round_line
+import io
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from tqdm import tqdm
+
+from lightning_fedssl.callbacks import LabelsAlone, logging
+from lightning_fedssl.callbacks.logging import LINE, fitting, result_parts, round_parts
+from tests.toy import ToyData, toy_semifl, toy_trainer
 
 
-def test_line_of_a_round() -> None:
-    metrics = {"val/accuracy": 0.9312, "client/loss": 1.5, "time/round_s": 2.04, "lr": 0.1, "client/images": 1240.0}
-    assert round_line(metrics) == "client loss 1.500  images of clients 1,240  validation accuracy 93.1%  time 2.0 s"
+def test_parts_of_a_round() -> None:
+    metrics = {"val/accuracy": 0.75, "client/loss": 1.5, "lr": 0.1, "client/mask_rate": 0.5}
+    missing = {"client/selected": 10.0, "client/finished": 7.0, "client/dropped": 3.0}
+    assert round_parts(metrics | missing, 4) == [
+        "7 of 10 clients took part", "3 dropped out", "val 3 of 4", "client loss 1.500", "mask rate 50%",
+    ]  # fmt: skip
+    assert round_parts({"val_mse": 0.25, **metrics}, 1000)[0] == "val 75.0%"
+    assert round_parts({"val_mse": 0.25}, 0) == ["val_mse 0.25"]
+    assert fitting(["val 75.0%", "a long part", "short"], 20) == "val 75.0%  short"
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        (0, "test accuracy 80.00%"),
+        (355, "test accuracy 80.00% (284 of 355, standard error 8)"),
+        (5, "test accuracy 80.00% (4 of 5, standard error 1)"),
+    ],
+)
+def test_a_result_has_its_standard_error_in_samples(samples: int, expected: str) -> None:
+    assert result_parts({"test/accuracy": 0.8}, "test", samples) == [expected]
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_the_result_is_printed_with_and_without_progress(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], progress: bool
+) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=2, enable_progress_bar=progress)
+    trainer.fit(toy_semifl(), ToyData())
+    lines = capsys.readouterr().out.splitlines()
+    rounds = [line for line in lines if line.startswith("round")]
+    assert [re.sub(r"  .* ( \d\d:)", r" ...\1", line) for line in rounds] == (
+        ["round 1/2 ... 00:00 left", "round 2/2 ... 00:00 left"] if progress else []
+    )
+    assert max(map(len, rounds), default=0) <= LINE
+    assert re.match(r"after round 2: test accuracy .*standard error \d+", lines[-3])
+    assert lines[-2] == f"run folder: {trainer.log_dir}"
+    assert lines[-1] == f"next: lightning-fedssl export --default_root_dir {tmp_path} writes the model"
+
+
+class Terminal(io.StringIO):
+    """Standard output that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_a_bar_also_of_the_labels_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    monkeypatch.setattr(logging, "tqdm", lambda **keys: tqdm(**{**keys, "mininterval": 0}))
+    monkeypatch.setenv("COLUMNS", "100")
+    trainer = toy_trainer(
+        tmp_path, max_rounds=2, clients_per_round=3, callbacks=LabelsAlone(), enable_progress_bar=True
+    )
+    trainer.fit(toy_semifl(), ToyData())
+    shown = re.split("[\r\n]+", terminal.getvalue())
+    for expected in (r"\| round 1/2  client 3/3 +0", r"\| round 2/2  val .*left", r"\| labels alone  round 2/2 "):
+        assert any(re.search(expected, line) for line in shown), expected
+    assert not any(line.startswith("round") for line in shown)
+    assert shown[-2].startswith("next: ")

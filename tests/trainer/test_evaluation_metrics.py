@@ -204,7 +204,10 @@ class OwnScore(SemiFL):
 
 @pytest.mark.parametrize(
     ("method", "expected"),
-    [(NoLoss, r"after round 1: test accuracy \d+\.\d\d%$"), (OwnScore, r"after round 1: test[ /]score 0.5")],
+    [
+        (NoLoss, r"after round 1: test accuracy \d+\.\d\d% \(\d+ of 60, standard error \d\)$"),
+        (OwnScore, r"after round 1: test[ /]score 0.5"),
+    ],
 )
 def test_a_method_need_not_have_a_loss_or_an_accuracy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], method: type[SemiFL], expected: str

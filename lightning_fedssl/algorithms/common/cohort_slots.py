@@ -44,8 +44,6 @@ class SlotAlgorithm(FederatedAlgorithm):
     Attributes:
         server_keeps: Kinds of state in ``clients`` that a real federation would store at the
             server, for each slot.
-        not_in_paper: First words of the names of tensors that clients exchange here, but not in the
-            paper; the communication ledger also gives the traffic without them.
         server_phase: The server trains while its users do.
     """
 
@@ -54,7 +52,6 @@ class SlotAlgorithm(FederatedAlgorithm):
     )
 
     server_keeps: ClassVar[frozenset[str]] = frozenset({"optimizer", "buffers"})
-    not_in_paper: ClassVar[frozenset[str]] = frozenset({"optimizer"})
     server_phase: ClassVar[str] = "parallel"
 
     def __init__(

@@ -361,7 +361,7 @@ def test_a_report_has_eight_lines_and_the_run_folder_all(capsys: pytest.CaptureF
     assert data.reading.facts == first | {"columns": "x"}
     data.reading = reading
     trainer: Any = SimpleNamespace(
-        datamodule=data, is_global_zero=True, log_dir=str(tmp_path), loggers=[], enable_progress_bar=True
+        datamodule=data, is_global_zero=True, log_dir=str(tmp_path), loggers=[], enable_progress_bar=True, print=print
     )
     algorithm: Any = None
     RoundProgress().on_fit_start(trainer, algorithm)
