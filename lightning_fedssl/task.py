@@ -29,6 +29,7 @@ class Task(ABC):
     Attributes:
         metrics: The metrics that are always logged. The first one chooses the best round.
         larger_is_better: Whether a larger value of the first metric is better.
+        is_share: Whether the first metric is a share from 0 to 1, which tables show in per cent.
         fewest_classes: The smallest number of classes, or of outputs.
         per_pixel: Whether every pixel has a target. Then weak views move an image and its target
             alike, and strong views change colours but move nothing beyond their weak view.
@@ -36,6 +37,7 @@ class Task(ABC):
 
     metrics: ClassVar[Sequence[str]]
     larger_is_better: ClassVar[bool] = True
+    is_share: ClassVar[bool] = True
     fewest_classes: ClassVar[int] = 1
     per_pixel: ClassVar[bool] = False
 
@@ -43,6 +45,10 @@ class Task(ABC):
     def monitor(self) -> str:
         """The metric by which rounds and methods are compared."""
         return self.metrics[0]
+
+    def shown(self, value: float, form: str = "") -> str:
+        """A value of the first metric as people read it: a share in per cent."""
+        return f"{100 * value:{form}.1f}" if self.is_share else f"{value:{form}.3g}"
 
     # Of a data set.
 
@@ -408,6 +414,7 @@ class Regression(Task):
 
     metrics = ("mae", "r2")
     larger_is_better = False
+    is_share = False
 
     def __init__(self, mean: float = 0.0, std: float = 1.0, bins: int = 5) -> None:
         if std <= 0 or bins < 1:

@@ -77,7 +77,7 @@ def _write(folder: Path, suite: Suite, outcomes: Sequence[Outcome], command_line
         group.title: differing_keys([one.run for one in outcomes if one.run.group is group])
         for group in suite.groups
     }
-    pictures = plots.draw(folder, suite.title)
+    pictures = plots.draw(folder, suite.title, results.task)
     report.write_report(folder, suite, results, command_line, pictures, differing)
     for group in suite.groups:
         print("", group.title, *report.group_table(group, results, suite), sep="\n")
@@ -85,7 +85,7 @@ def _write(folder: Path, suite: Suite, outcomes: Sequence[Outcome], command_line
 
 
 def line_of(outcome: Outcome) -> str:
-    """One line about a run that ended: its name, its test accuracy or its problem, and its
+    """One line about a run that ended: its name, its test result or its problem, and its
     wall-clock time.
     """
     if not outcome.rows:
@@ -94,11 +94,12 @@ def line_of(outcome: Outcome) -> str:
             stopped if outcome.how == "stopped" else f"FAILED, see {outcome.run.folder}/log.txt"
         )
         return f"{outcome.run.name}: {problem}"
-    accuracy = summary(outcome.rows)["test_accuracy"]
+    task = outcome.run.task
+    found = summary(outcome.rows, task)[f"test_{task.monitor}"]
     text = (
-        f"test accuracy {accuracy:.1%}"
-        if math.isfinite(accuracy)
-        else "its method logs no test/accuracy"
+        f"test {task.monitor} {task.shown(found)}{' %' if task.is_share else ''}"
+        if math.isfinite(found)
+        else f"its method logs no test/{task.monitor}"
     )
     return f"{outcome.run.name}: {text}, " + (
         "cached" if outcome.how == "cached" else f"{outcome.how} in {outcome.seconds:.0f} s"

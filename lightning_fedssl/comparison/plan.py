@@ -29,6 +29,7 @@ from lightning_fedssl.version import __version__
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.datamodule import FederatedDataModule
+    from lightning_fedssl.task import Task
 
 NO_EFFECT = (
     "trainer.default_root_dir",
@@ -94,6 +95,7 @@ class Run:
         partition: Hash of its partition, as in ``partition.json``.
         weights: Hashes of its network's initial weights, by name.
         folder: Its ``default_root_dir``.
+        task: What its model predicts.
     """
 
     group: SuiteGroup
@@ -103,6 +105,7 @@ class Run:
     partition: str
     weights: dict[str, str]
     folder: Path
+    task: Task
 
     @property
     def name(self) -> str:
@@ -133,6 +136,7 @@ def plan(suite: Suite, resolve: Resolve, folder: Path) -> list[Run]:
         for group in suite.groups
         for entry in group.entries
     ]
+    check_metric(suite, {entry.label: one.datamodule.task for _, entry, one in resolved})
     drawn: dict[tuple[str, ...], tuple[str, str]] = {}
     runs = [
         _run(group, entry, seed, one, drawn, folder)
@@ -143,6 +147,28 @@ def plan(suite: Suite, resolve: Resolve, folder: Path) -> list[Run]:
         for seed in suite.seeds:
             check_alike([run for run in runs if run.group is group and run.seed == seed])
     return runs
+
+
+def check_metric(suite: Suite, tasks: dict[str, Task]) -> None:
+    """Check that a suite has one metric, and that its target is a value of it.
+
+    Args:
+        suite: The suite.
+        tasks: What each entry predicts, by its label.
+
+    Raises:
+        ValueError: Names the entries, or the target.
+    """
+    (first, task), *others = tasks.items()
+    for label, other in others:
+        if other.monitor != task.monitor:
+            kinds = " and ".join(type(one).__name__ for one in (task, other))
+            raise ValueError(
+                f"{first} and {label} have different metrics (data.task {kinds}): give each task "
+                "a suite of its own"
+            )
+    if suite.target is not None and task.is_share and suite.target > 1:
+        raise ValueError(f"target: {suite.target} is no {task.monitor}; give a number up to 1")
 
 
 def check_alike(runs: Sequence[Run]) -> None:
@@ -271,7 +297,16 @@ def _run(
         code_version(),
     ]
     name = f"seed_{seed}_{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
-    return Run(group, entry, seed, resolved, partition, weights, folder / slug(entry.label) / name)
+    return Run(
+        group,
+        entry,
+        seed,
+        resolved,
+        partition,
+        weights,
+        folder / slug(entry.label) / name,
+        resolved.datamodule.task,
+    )
 
 
 def initial_weights(model: FederatedAlgorithm) -> dict[str, str]:

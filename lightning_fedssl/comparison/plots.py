@@ -1,4 +1,5 @@
-"""The plots of a comparison, drawn from its CSV files: accuracy against rounds and bytes.
+"""The plots of a comparison, drawn from its CSV files: the task's first metric against
+rounds and bytes.
 
 matplotlib is imported only when a plot is drawn, because its import is slow and most commands draw
 nothing.
@@ -21,6 +22,8 @@ from lightning_fedssl.storage.files import replace_file
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from lightning_fedssl.task import Task
+
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#444444")
 """Colours that colour-blind people can distinguish (after Okabe and Ito)."""
 
@@ -38,12 +41,13 @@ Curves = dict[tuple[str, str], list[Row]]
 """The evaluations of a run by label and seed."""
 
 
-def draw(folder: Path, title: str) -> list[str]:
+def draw(folder: Path, title: str, task: Task) -> list[str]:
     """Draw the plots; returns the names of the files, none without a curve.
 
     Args:
         folder: Folder with ``results.csv`` and ``curves.csv``; the plots are written into it.
         title: The comparison's title.
+        task: What the models predict.
     """
     import matplotlib
 
@@ -58,7 +62,7 @@ def draw(folder: Path, title: str) -> list[str]:
         return []
     with matplotlib.rc_context({"text.parse_math": False}):  # a label may have dollar signs
         for name, (across, x_of) in KINDS.items():
-            _draw(folder / name, title, groups, curves, across, x_of)
+            _draw(folder / name, title, groups, curves, across, x_of, task)
     return [*KINDS]
 
 
@@ -95,12 +99,15 @@ def _draw(
     curves: Curves,
     across: str,
     x_of: Callable[[Row], float],
+    task: Task,
 ) -> None:
     """Draw one panel per group: the mean over seeds as a line, plus and minus one standard
     deviation as a band.
     """
     from matplotlib.figure import Figure
 
+    unit = 100 if task.is_share else 1
+    label = f"validation {task.monitor}{', per cent' if task.is_share else ''}"
     figure = Figure(figsize=(9, 0.8 + 4 * len(groups)), layout="constrained")
     panels = figure.subplots(len(groups), squeeze=False)
     for panel, (name, group) in zip(panels.flat, groups.items(), strict=True):
@@ -110,11 +117,11 @@ def _draw(
             look = {"color": colour, "linestyle": style, "label": textwrap.fill(label, 30)}
             seeds = [curves[label, run["seed"]] for run in runs]
             if runs[0]["role"] == "bound":
-                last = [100 * float(curve[-1]["accuracy"]) for curve in seeds]
+                last = [unit * float(curve[-1][task.monitor]) for curve in seeds]
                 panel.axhline(np.mean(last), **look)
             else:
-                _band(panel, seeds, x_of, **look)
-        panel.set(xlabel=across, ylabel="validation accuracy, per cent", xlim=(0, None), title=name)
+                _band(panel, seeds, x_of, task, **look)
+        panel.set(xlabel=across, ylabel=label, xlim=(0, None), title=name)
         panel.grid(alpha=0.25)
         panel.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     figure.suptitle(title, weight="bold")
@@ -122,14 +129,17 @@ def _draw(
     replace_file(path, partial(figure.savefig, dpi=100))
 
 
-def _band(axes: Axes, seeds: list[list[Row]], x_of: Callable[[Row], float], **look: Any) -> None:
+def _band(
+    axes: Axes, seeds: list[list[Row]], x_of: Callable[[Row], float], task: Task, **look: Any
+) -> None:
     """Draw the mean and the spread over the seeds, as far as all of them have evaluations."""
     points = list(zip(*seeds, strict=False))
     places = [np.mean([x_of(row) for row in rows]) for rows in points]
-    values = 100 * np.array([[float(row["accuracy"]) for row in rows] for rows in points])
+    values = np.array([[float(row[task.monitor]) for row in rows] for rows in points])
+    values *= 100 if task.is_share else 1
     mean = values.mean(axis=1)
     axes.plot(places, mean, linewidth=1.7, marker="o" if len(places) == 1 else None, **look)
     if len(seeds) > 1:
         spread = values.std(axis=1, ddof=1)
-        high = np.minimum(mean + spread, 100)
+        high = np.minimum(mean + spread, 100 if task.is_share else np.inf)
         axes.fill_between(places, mean - spread, high, color=look["color"], alpha=0.12)

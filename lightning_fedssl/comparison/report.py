@@ -13,8 +13,9 @@ import math
 import statistics
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_fedssl.comparison.execute import Outcome
 from lightning_fedssl.comparison.plan import code_version, hash_of
@@ -23,12 +24,35 @@ from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
 from lightning_fedssl.comparison.verdicts import FEWEST, paired, verdict
 from lightning_fedssl.storage.files import replace_file
 
+if TYPE_CHECKING:
+    from lightning_fedssl.task import Task
+
 MOST_OTHER_STEPS = 0.1
 """The largest share by which an entry's steps on labels may differ from its bound's."""
 
-Results = dict[str, dict[int, Row]]
-"""The numbers of finished runs (:func:`~lightning_fedssl.comparison.results.summary`) by label and
-seed."""
+
+@dataclass(frozen=True)
+class Results:
+    """The numbers of a suite's finished runs.
+
+    Attributes:
+        task: What their models predict; its first metric is compared.
+        runs: The numbers (:func:`~lightning_fedssl.comparison.results.summary`) by label and seed.
+    """
+
+    task: Task
+    runs: dict[str, dict[int, Row]]
+
+    def values(self, label: str, name: str = "test") -> dict[int, float]:
+        """The values of the metric by seed, without runs that have none.
+
+        Args:
+            label: Of the entry.
+            name: ``test``, or ``best``.
+        """
+        key = f"{name}_{self.task.monitor}"
+        found = {seed: row[key] for seed, row in self.runs.get(label, {}).items()}
+        return {seed: value for seed, value in found.items() if math.isfinite(value)}
 
 
 def write_csv_files(folder: Path, suite: Suite, outcomes: Sequence[Outcome]) -> None:
@@ -44,13 +68,13 @@ def write_csv_files(folder: Path, suite: Suite, outcomes: Sequence[Outcome]) -> 
         outcomes, key=lambda outcome: (places[outcome.run.entry.label], outcome.run.seed)
     )
     _write_csv(folder / "results.csv", [_result_row(outcome, suite.target) for outcome in ordered])
-    for name, kind in (("curves.csv", curve), ("pseudo_labels.csv", pseudo_labels)):
-        rows = [
-            {"label": outcome.run.entry.label, "seed": outcome.run.seed, **_plain(row)}
-            for outcome in ordered
-            for row in kind(outcome.rows)
-        ]
-        _write_csv(folder / name, rows)
+    curves, labels = [], []
+    for outcome in ordered:
+        run = {"label": outcome.run.entry.label, "seed": outcome.run.seed}
+        curves += [run | _plain(row) for row in curve(outcome.rows, outcome.run.task)]
+        labels += [run | _plain(row) for row in pseudo_labels(outcome.rows)]
+    _write_csv(folder / "curves.csv", curves)
+    _write_csv(folder / "pseudo_labels.csv", labels)
 
 
 def write_report(
@@ -83,13 +107,13 @@ def write_report(
 
 def results_of(suite: Suite, outcomes: Sequence[Outcome]) -> Results:
     """The numbers of the finished runs, by label and seed."""
-    found: Results = {entry.label: {} for entry in suite.entries}
+    found = Results(outcomes[0].run.task, {entry.label: {} for entry in suite.entries})
     for outcome in outcomes:
         if outcome.rows:
-            row = summary(outcome.rows, suite.target)
+            row = summary(outcome.rows, found.task, suite.target)
             place = outcome.run.data.get("label_location", "server")
             row["label_steps"] = row["server_steps" if place == "server" else "client_steps"]
-            found[outcome.run.entry.label][outcome.run.seed] = row
+            found.runs[outcome.run.entry.label][outcome.run.seed] = row
     return found
 
 
@@ -109,7 +133,12 @@ def markdown(
         pictures: Files of plots.
         differing: The keys in which the entries of a group differ, by its title.
     """
-    report = [f"# {suite.title}", "", *_paragraph(suite.note), *_paragraph(_legend(suite))]
+    report = [
+        f"# {suite.title}",
+        "",
+        *_paragraph(suite.note),
+        *_paragraph(_legend(suite, results.task)),
+    ]
     for group in suite.groups:
         report += [
             f"## {group.title}",
@@ -133,25 +162,28 @@ def _differences(keys: Sequence[str]) -> list[str]:
     return ["Keys in which entries differ, and where:", "", *(f"* {key}" for key in keys), ""]
 
 
-def _legend(suite: Suite) -> str:
+def _legend(suite: Suite, task: Task) -> str:
+    metric = task.monitor.replace("_", " ")
+    side = "below" if task.larger_is_better else "above"
+    per_cent, points = (", per cent", ", in points,") if task.is_share else ("", "")
     text = (
         f"Seeds {', '.join(map(str, suite.seeds))}; each has its own partition and initial "
         "weights, the same for all "
-        "entries of a group. *test*: accuracy of the last round's model on the test images, per "
-        "cent, mean ± standard "
-        "deviation (n - 1) over seeds. *best*: the highest validation accuracy of any round, "
+        f"entries of a group. *test*: {metric} of the last round's model on the test images"
+        f"{per_cent}, mean ± standard "
+        f"deviation (n - 1) over seeds. *best*: the best validation {metric} of any round, "
         "which overestimates. "
-        "*difference*: mean difference, in points, to the group's first bound with the same "
+        f"*difference*: mean difference{points} to the group's first bound with the same "
         "seeds, with its 95 % "
         f"interval (Student's t) from {FEWEST} seeds on: *undecided* if it contains 0, *contrary* "
-        "if it is below 0. *steps on labels*: of the server, or of the clients where they have the "
-        "labels; where they differ by more than a tenth from the bound's, the difference is not "
-        "that of the methods alone, and no verdict is given."
+        f"if it is {side} 0. *steps on labels*: of the server, or of the clients where they have "
+        "the labels; where they differ by more than a tenth from the bound's, the difference is "
+        "not that of the methods alone, and no verdict is given."
     )
     if suite.target is not None:
         text += (
-            f" *to {suite.target:.0%}*: until the validation accuracy first reached this target, "
-            "as medians over seeds "
+            f" *to {_target(suite, task)}*: until the validation {metric} first reached this "
+            "target, as medians over seeds "
             "(of two middle values the larger); in brackets the number of seeds that reached it. "
             "Seconds are simulated."
         )
@@ -179,18 +211,17 @@ def table_of(group: SuiteGroup, results: Results, suite: Suite) -> list[list[str
         suite: Its suite.
     """
     baseline = next((entry.label for entry in group.entries if entry.role == "bound"), "")
-    bound = results.get(baseline, {})
     goal = (
         []
         if suite.target is None
-        else [f"{cost} to {suite.target:.0%}" for cost in ("rounds", "MB", "s")]
+        else [f"{cost} to {_target(suite, results.task)}" for cost in ("rounds", "MB", "s")]
     )
     versus = f"difference to {baseline}" if baseline else "difference"
     costs = ["rounds", "steps on labels", "MB", "seeds"]
     head = ["entry", "test", "worst seed", versus, "best", *goal, *costs]
     rows = [
-        _cells(entry, results[entry.label], bound if entry.label != baseline else {}, suite)
-        if results[entry.label]
+        _cells(entry, results, baseline if entry.label != baseline else "", suite)
+        if results.runs[entry.label]
         else [entry.label, "no run ended", *[""] * (len(head) - 2)]
         for entry in _ordered(group, results)
     ]
@@ -225,41 +256,36 @@ def _escaped(text: str) -> str:
     return text.replace("*", "").replace("±", r"$\pm$")
 
 
-def accuracies(runs: dict[int, Row]) -> dict[int, float]:
-    """Test accuracy by seed, in per cent, without runs that have none."""
-    return {
-        s: 100 * row["test_accuracy"]
-        for s, row in runs.items()
-        if math.isfinite(row["test_accuracy"])
-    }
+def _target(suite: Suite, task: Task) -> str:
+    return f"{suite.target:.0%}" if task.is_share else f"{suite.target:g}"
 
 
 def _ordered(group: SuiteGroup, results: Results) -> list[SuiteEntry]:
-    """First the bounds, then the methods by falling mean accuracy."""
+    """First the bounds, then the methods, the best mean first."""
+    sign = -1 if results.task.larger_is_better else 1
 
     def place(entry: SuiteEntry) -> tuple[bool, float]:
-        values = list(accuracies(results[entry.label]).values())
+        values = list(results.values(entry.label).values())
         is_method = entry.role == "method"
-        return is_method, -statistics.fmean(values) if is_method and values else 0.0
+        return is_method, sign * statistics.fmean(values) if is_method and values else 0.0
 
     return sorted(group.entries, key=place)
 
 
-def _cells(
-    entry: SuiteEntry, runs: dict[int, Row], bound: dict[int, Row], suite: Suite
-) -> list[str]:
-    values = accuracies(runs)
-    steps = _label_steps(bound)
+def _cells(entry: SuiteEntry, results: Results, baseline: str, suite: Suite) -> list[str]:
+    task = results.task
+    runs = results.runs[entry.label]
+    values = results.values(entry.label)
+    bound = results.values(baseline)
+    steps = _label_steps(results.runs.get(baseline, {}))
     own_steps = _label_steps(runs)
-    best = [
-        100 * row["best_accuracy"] for row in runs.values() if math.isfinite(row["best_accuracy"])
-    ]
+    worst = min if task.larger_is_better else max
     return [
         f"*{entry.label}* (bound)" if entry.role == "bound" else entry.label,
-        _spread(list(values.values())),
-        f"{min(values.values()):.1f}" if values else "",
-        _difference(values, accuracies(bound), own_steps / steps if steps else math.nan),
-        _spread(best),
+        _spread(task, values),
+        task.shown(worst(values.values())) if values else "",
+        _difference(task, values, bound, own_steps / steps if steps else math.nan),
+        _spread(task, results.values(entry.label, "best")),
         *(_goal_cells(list(runs.values())) if suite.target is not None else []),
         f"{max(row['rounds'] for row in runs.values()):.0f}",
         f"{own_steps:,.0f}" if math.isfinite(own_steps) else "",
@@ -273,26 +299,27 @@ def _label_steps(runs: Mapping[int, Row]) -> float:
     return statistics.fmean(row["label_steps"] for row in runs.values()) if runs else math.nan
 
 
-def _difference(values: dict[int, float], bound: dict[int, float], steps: float) -> str:
+def _difference(task: Task, values: dict[int, float], bound: dict[int, float], steps: float) -> str:
     """The mean difference with its interval, and the verdict where that is not *met*.
 
     Args:
-        values: Accuracies by seed.
+        task: What the models predict.
+        values: Of its first metric, by seed.
         bound: Those of the bound.
         steps: The steps on labels as a multiple of the bound's; NaN if they are not known.
     """
     found = paired(values, bound)
     if found is None:
         return ""
+    mean, low, high = (task.shown(value, "+") for value in (found.mean, found.low, found.high))
     if abs(steps - 1) > MOST_OTHER_STEPS:
-        return f"{found.mean:+.1f} (no verdict: {steps:.2g} times the bound's steps on labels)"
-    said = verdict([value - bound[seed] for seed, value in values.items() if seed in bound])
+        return f"{mean} (no verdict: {steps:.2g} times the bound's steps on labels)"
+    sign = 1 if task.larger_is_better else -1
+    gains = [sign * (value - bound[seed]) for seed, value in values.items() if seed in bound]
+    said = verdict(gains)
     if found.count < FEWEST:
-        return f"{found.mean:+.1f} ({said})"
-    return (
-        f"{found.mean:+.1f} ({found.low:+.1f} to "
-        f"{found.high:+.1f}{'' if said == 'met' else f'; {said}'})"
-    )
+        return f"{mean} ({said})"
+    return f"{mean} ({low} to {high}{'' if said == 'met' else f'; {said}'})"
 
 
 def _goal_cells(runs: Sequence[Row]) -> list[str]:
@@ -326,10 +353,11 @@ def median_to_target(costs: Sequence[float]) -> float:
     return sorted(cost if math.isfinite(cost) else math.inf for cost in costs)[len(costs) // 2]
 
 
-def _spread(values: Sequence[float]) -> str:
+def _spread(task: Task, by_seed: Mapping[int, float]) -> str:
     """Mean ± standard deviation; the mean alone of one value."""
-    deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.1f}{deviation}" if values else ""
+    values = [*by_seed.values()]
+    deviation = f" ± {task.shown(statistics.stdev(values))}" if len(values) > 1 else ""
+    return f"{task.shown(statistics.fmean(values))}{deviation}" if values else ""
 
 
 def _number(value: float) -> str:
@@ -351,7 +379,7 @@ def _result_row(outcome: Outcome, target: float | None) -> dict[str, Any]:
         "role": run.entry.role,
         "seed": run.seed,
         "status": "finished" if outcome.rows else outcome.how,
-        **(_plain(summary(outcome.rows, target)) if outcome.rows else {}),
+        **(_plain(summary(outcome.rows, run.task, target)) if outcome.rows else {}),
         "partition": run.partition[:12],
         "initial_weights": hash_of(run.weights)[:12],
         "code": code_version(),

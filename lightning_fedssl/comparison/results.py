@@ -6,6 +6,10 @@ import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lightning_fedssl.task import Task
 
 Row = dict[str, float]
 """Numbers by name: the scalars of one round with the round as ``step``, or a row of a CSV file."""
@@ -53,20 +57,21 @@ def are_whole(rows: Sequence[Row]) -> bool:
     return bool(rows) and [row["step"] for row in rows] == list(range(1, len(rows) + 1))
 
 
-def curve(rows: Sequence[Row]) -> list[Row]:
+def curve(rows: Sequence[Row], task: Task) -> list[Row]:
     """A row for each round with a validation.
 
     Bytes and simulated seconds are those from round 1 on.
 
     Args:
         rows: The scalars of a run's rounds, in order.
+        task: What its model predicts.
     """
     found = []
     sent = 0.0
     for row in rows:
         sent += _bytes(row)
-        if "val/accuracy" in row:
-            point = {"round": row["step"], "accuracy": row["val/accuracy"], "bytes": sent}
+        if f"val/{task.monitor}" in row:
+            point = {"round": row["step"], task.monitor: row[f"val/{task.monitor}"], "bytes": sent}
             found.append(point | {"seconds": row.get("system/seconds", math.nan)})
     return found
 
@@ -87,24 +92,25 @@ def pseudo_labels(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def summary(rows: Sequence[Row], target: float | None = None) -> Row:
+def summary(rows: Sequence[Row], task: Task, target: float | None = None) -> Row:
     """The numbers of a finished run; NaN for what there is not.
 
     Args:
         rows: The scalars of its rounds, in order.
-        target: A validation accuracy from 0 to 1; the costs are those of the first round that has
-            it.
+        task: What its model predicts.
+        target: A value of the task's first metric on the validation images; the costs are those of
+            the first round that is as good.
     """
-    points = curve(rows)
-    best = max(points, key=lambda point: point["accuracy"], default={})
-    goal = next(
-        (point for point in points if target is not None and point["accuracy"] >= target), {}
-    )
+    metric = task.monitor
+    sign = 1 if task.larger_is_better else -1
+    points = curve(rows, task)
+    best = max(points, key=lambda point: sign * point[metric], default={})
+    goal = next((p for p in points if target is not None and sign * p[metric] >= sign * target), {})
     return {
         "rounds": rows[-1]["step"],
-        "test_accuracy": rows[-1].get("test/accuracy", math.nan),
+        f"test_{metric}": rows[-1].get(f"test/{metric}", math.nan),
         "test_loss": rows[-1].get("test/loss", math.nan),
-        "best_accuracy": best.get("accuracy", math.nan),
+        f"best_{metric}": best.get(metric, math.nan),
         "best_round": best.get("round", math.nan),
         "target": math.nan if target is None else target,
         **{f"{cost}_to_target": goal.get(name, math.nan) for cost, name in _COSTS.items()},

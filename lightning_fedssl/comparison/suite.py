@@ -63,8 +63,9 @@ class Suite:
         title: What is compared.
         groups: The groups of entries.
         seeds: Values of ``seed_everything``; each entry is run with every seed.
-        target: A validation accuracy from 0 to 1; the tables show rounds, bytes and simulated
-            seconds until the validation accuracy (``val/accuracy``) first reaches it.
+        target: A value of the task's first metric, such as an accuracy from 0 to 1; the tables
+            show rounds, bytes and simulated seconds until the model is first as good on the
+            validation images (``val/accuracy``).
         overrides: Keys that override every configuration; the overrides of groups and entries win
             over them.
         note: An explanation for readers, printed below the title.
@@ -92,8 +93,8 @@ class Suite:
     def _problems(self) -> Iterator[str]:
         if not self.seeds or min(self.seeds) < 0:
             yield f"seeds: {self.seeds}: give at least one whole number from 0, such as [0]"
-        if self.target is not None and not 0 < self.target <= 1:
-            yield f"target: {self.target} is not an accuracy; give a number above 0, at most 1"
+        if self.target is not None and self.target <= 0:
+            yield f"target: {self.target}: give a number above 0, such as an accuracy of 0.9"
         named: dict[str, list[Any]] = {
             "seeds": [*self.seeds],
             "groups, titles": [group.title for group in self.groups],

@@ -11,6 +11,7 @@ from lightning_fedssl.comparison.execute import Outcome
 from lightning_fedssl.comparison.plan import Resolved, Run, slug
 from lightning_fedssl.comparison.results import Row
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
+from lightning_fedssl.task import Classification
 
 FAKE = [sys.executable, str(Path(__file__).with_name("fake_fit.py"))]
 """The command in the place of ``python -m lightning_fedssl``."""
@@ -24,7 +25,7 @@ def run_of(
     config = {"trainer": {}, "model": {"init_args": {"network": "n"}}, "data": settings.pop("data", {})}
     resolved = Resolved(json.dumps({"rounds": 3, **settings}), config, None, None)  # type: ignore[arg-type]
     folder = Path("runs") / slug(entry.label) / f"seed_{seed}_x"
-    return Run(SuiteGroup("G", [entry]), entry, seed, resolved, partition, {"w": weights}, folder)
+    return Run(SuiteGroup("G", [entry]), entry, seed, resolved, partition, {"w": weights}, folder, Classification())
 
 
 def rounds_of(test_accuracy: float, *accuracies: float, server_steps: float = 10) -> list[Row]:

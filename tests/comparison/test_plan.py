@@ -17,9 +17,18 @@ from lightning_fedssl import __version__
 from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.cli.compare import resolve
 from lightning_fedssl.comparison import plan as plan_module
-from lightning_fedssl.comparison.plan import Run, check_alike, differing_keys, hash_of, initial_weights, plan
+from lightning_fedssl.comparison.plan import (
+    Run,
+    check_alike,
+    check_metric,
+    differing_keys,
+    hash_of,
+    initial_weights,
+    plan,
+)
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
 from lightning_fedssl.models import CNN
+from lightning_fedssl.task import Classification, Segmentation, Task
 from tests.comparison.helpers import run_of
 
 CODE_VERSION = plan_module.code_version
@@ -145,3 +154,16 @@ def test_keys_in_which_entries_differ_are_named_once_with_the_rarer_values() -> 
         "`model.network.norm`: static, but group (A)",
         "`trainer.clients_per_round`: 10, but 5 (A)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("target", "second", "message"),
+    [
+        (None, Segmentation(), "A and B have different metrics .*Classification and Segmentation"),
+        (1.5, Classification(), "target: 1.5 is no accuracy"),
+    ],
+)
+def test_a_suite_has_one_metric(target: float | None, second: Task, message: str) -> None:
+    suite = Suite("T", [SuiteGroup("G", [SuiteEntry("A", "a.yaml"), SuiteEntry("B", "b.yaml")])], target=target)
+    with pytest.raises(ValueError, match=message):
+        check_metric(suite, {"A": Classification(), "B": second})

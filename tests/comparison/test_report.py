@@ -9,6 +9,7 @@ import pytest
 
 from lightning_fedssl.comparison import plots, report
 from lightning_fedssl.comparison.suite import SuiteEntry, SuiteGroup
+from lightning_fedssl.task import Classification, Regression
 from tests.comparison.helpers import GOOD, comparison, rounds_of
 
 
@@ -90,8 +91,31 @@ def test_the_csv_files_hold_a_row_a_run_and_a_row_a_round_and_the_plots_show_the
     assert len(curves) == 7 * len(GOOD)
     point = {"label": "Good", "seed": "0", "round": "1", "accuracy": "0.5", "bytes": "10000000", "seconds": "1"}
     assert curves[4 * len(GOOD)] == point
-    assert plots.draw(tmp_path, "costs $a$") == ["rounds.png", "bytes.png"]
+    assert plots.draw(tmp_path, "costs $a$", Classification()) == ["rounds.png", "bytes.png"]
     assert (tmp_path / "rounds.png").read_bytes().startswith(b"\x89PNG\r")
+
+
+def test_an_error_is_better_if_it_is_smaller_and_no_per_cent(tmp_path: Path) -> None:
+    suite, outcomes = comparison()
+    suite.target = 2.0
+    values = {"Bound": (5.0, 6.0, 7.0), "Good": (4.0, 4.9, 5.8), "Bad": (7.0, 8.1, 9.2)}
+    errors = []
+    for outcome in outcomes:
+        rows = rounds_of(values[outcome.run.entry.label][outcome.run.seed], 4.0, 1.5, 3.0)
+        renamed = [{name.replace("accuracy", "mae"): value for name, value in row.items()} for row in rows]
+        errors.append(replace(outcome, rows=renamed, run=replace(outcome.run, task=Regression())))
+    results = report.results_of(suite, errors)
+    table = report.table_of(suite.groups[0], results, suite)
+    assert [row[:6] for row in table] == [
+        ["entry", "test", "worst seed", "difference to Bound", "best", "rounds to 2"],
+        ["*Bound* (bound)", "6 ± 1", "7", "", "1.5 ± 0", "2"],
+        ["Good", "4.9 ± 0.9", "5.8", "-1.1 (-1.35 to -0.852)", "1.5 ± 0", "2"],
+        ["Bad", "8.1 ± 1.1", "9.2", "+2.1 (+1.85 to +2.35; contrary)", "1.5 ± 0", "2"],
+    ]
+    report.write_csv_files(tmp_path, suite, errors)
+    assert plots.draw(tmp_path, "errors", Regression()) == ["rounds.png", "bytes.png"]
+    with (tmp_path / "results.csv").open(newline="") as file:
+        assert [row["test_mae"] for row in csv.DictReader(file)][:3] == ["7", "8.1", "9.2"]
 
 
 def test_every_method_of_a_plot_looks_different_and_bounds_are_grey() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lightning_fedssl.comparison.results import are_whole, curve, is_finished, pseudo_labels, rounds, summary
+from lightning_fedssl.task import Classification
 from tests.comparison.helpers import GOOD, rounds_of
 
 
@@ -43,21 +44,21 @@ def test_a_summary_adds_up_bytes_and_keeps_the_best_round() -> None:
         {"step": 2, "communication/upload_bytes": 1, "val/accuracy": 0.75, "time/round_s": 0.25},
         {"step": 3, "communication/download_bytes": 2, "val/accuracy": 0.5, "test/accuracy": 0.6, "test/loss": 1.5},
     ]
-    assert [(point["round"], point["accuracy"], point["bytes"]) for point in curve(rows)] == [
+    assert [(point["round"], point["accuracy"], point["bytes"]) for point in curve(rows, Classification())] == [
         (2, 0.75, 16), (3, 0.5, 18)
     ]  # fmt: skip
-    found = summary(rows, 0.75)
+    found = summary(rows, Classification(), 0.75)
     known = {name: value for name, value in found.items() if not math.isnan(value)}
     assert known == {
         "rounds": 3, "test_accuracy": 0.6, "test_loss": 1.5, "best_accuracy": 0.75, "best_round": 2, "target": 0.75,
         "rounds_to_target": 2, "bytes_to_target": 16, "bytes": 18, "wall_seconds": 0.75,
     }  # fmt: skip
-    assert math.isnan(summary(rows, 0.76)["rounds_to_target"])
-    assert math.isnan(summary(rows)["target"])
+    assert math.isnan(summary(rows, Classification(), 0.76)["rounds_to_target"])
+    assert math.isnan(summary(rows, Classification())["target"])
 
 
 def test_costs_are_those_of_the_first_round_at_the_target() -> None:
-    found = summary(rounds_of(0.8, *GOOD), 0.9)
+    found = summary(rounds_of(0.8, *GOOD), Classification(), 0.9)
     assert (found["rounds_to_target"], found["bytes_to_target"], found["seconds_to_target"]) == (2, 2e7, 2)
     assert (found["simulated_seconds"], found["best_round"]) == (4, 4)
 
