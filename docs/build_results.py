@@ -22,6 +22,8 @@ RESULTS = DOCS.parent / "benchmarks" / "results"
 IN_PER_CENT = ("fed_shvr_table1.csv", "fed_shvr_table1_gpu.csv")
 """Files whose accuracies are in per cent; the others have them from 0 to 1."""
 
+CLAIMS = "| claim | the paper says | ours | verdict | above the best labels alone | command |"
+
 RUN = ("group", "label", "claim", "dataset", "partition", "method", "cell", "split", "variant", "run", "seed")
 """Columns that tell runs apart in a file with a row for each round."""
 
@@ -75,6 +77,35 @@ def values_of(cell: Mapping[str, Any]) -> dict[str, float]:
     return {seed: value - theirs.get(seed, 0) for seed, value in ours.items() if seed in seeds}
 
 
+def best_alone(cell: Mapping[str, Any]) -> tuple[str, list[float]] | None:
+    """The best labels alone of a cell's file, and what its method is above them, seed by seed.
+
+    Candidates train on as many labels as the method, at the same place, and without images of clients: whatever their
+    network, length and rate. None where the file does not tell how many labels a run has.
+    """
+    if "minus" not in cell or "where" not in cell["runs"]:
+        return None
+    source = cell["runs"]["csv"]
+    with (RESULTS / source).open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if "group" in row]
+    kinds = {row["label"]: _labels_of(row["group"], source) for row in rows}
+    where = {**cell["runs"]["where"], **cell.get("where", {})}
+    own = accuracies(source, where, cell.get("rounds"))
+    above = {}
+    for label, kind in kinds.items():
+        if kind == kinds.get(where.get("label", "")) and kind[0] and re.search(r"labels alone|without its ", label):
+            theirs = accuracies(source, {"label": label})
+            if theirs.keys() >= own.keys():
+                above[label] = [value - theirs[seed] for seed, value in own.items()]
+    return min(above.items(), key=lambda item: statistics.mean(item[1])) if above else None
+
+
+def _labels_of(group: str, source: str) -> tuple[str, bool]:
+    """How many labels a group has, by its title or the file's name, and whether clients hold them."""
+    number = re.search(r"([\d,]+) labels", group) or re.search(r"_(\d+)/", source)
+    return number[1].replace(",", "") if number else "", bool(re.search(r"labels at \d+ clients", group))
+
+
 def verdict(cell: Mapping[str, Any], values: Sequence[float]) -> str:
     """What a reader may conclude of a claim."""
     for key in ("withdrawn", "untestable"):
@@ -92,6 +123,7 @@ def row_of(paper: str, claim: Mapping[str, Any], cell: Mapping[str, Any]) -> dic
     """A claim as a row of claims.csv."""
     values = list(values_of(cell).values())
     found = verdicts.interval(values) if len(values) >= verdicts.FEWEST else None
+    alone = best_alone(cell)
     return {
         "paper": paper,
         "claim": claim["claim"],
@@ -102,10 +134,21 @@ def row_of(paper: str, claim: Mapping[str, Any], cell: Mapping[str, Any]) -> dic
         "high": f"{found.high:.1f}" if found else "",
         "seeds": str(len(values) or ""),
         "verdict": verdict(cell, values),
+        "against_best_alone": difference(alone[1]) if alone else "",
+        "best_alone": alone[0] if alone else "",
         "setting": cell.get("setting", "") or (f"GPU hours: {cell['gpu_hours']}" if "gpu_hours" in cell else ""),
         "command": cell.get("command", ""),
         "csv": cell["runs"]["csv"] if "runs" in cell else "",
     }
+
+
+def difference(values: Sequence[float]) -> str:
+    """The mean of differences with its interval and verdict."""
+    text = f"{statistics.mean(values):+.1f}"
+    if len(values) < verdicts.FEWEST:
+        return text
+    found = verdicts.interval(values)
+    return f"{text} ({found.low:.1f} to {found.high:.1f}), {verdicts.verdict(values)}"
 
 
 def shown(cell: Mapping[str, Any], row: Mapping[str, str]) -> str:
@@ -116,13 +159,14 @@ def shown(cell: Mapping[str, Any], row: Mapping[str, str]) -> str:
     published = row["published"] if "minus" not in cell else "above"
     met = row["verdict"].split(":")[0]
     command = re.sub("^lightning-fedssl | --(data.)?root data", "", cell.get("short", row["command"]))
-    return f"| {cell['show']} | {published} | {ours} | {'**met**' if met == 'met' else met} | `{command}` |"
+    met = "**met**" if met == "met" else met
+    return f"| {cell['show']} | {published} | {ours} | {met} | {row['against_best_alone']} | `{command}` |"
 
 
 def sections(claims: Sequence[Mapping[str, Any]], rows: list[dict[str, str]]) -> Iterator[str]:
     """The page's sections, one for each paper; ``rows`` receives the rows of claims.csv."""
     for paper in claims:
-        table = ["| claim | the paper says | ours | verdict | command |", "|---|---|---|---|---|"]
+        table = [CLAIMS, "|---" * 6 + "|"]
         for claim in paper["claims"]:
             for cell in cells_of(claim):
                 rows.append(row_of(paper["paper"], claim, cell))
