@@ -204,7 +204,8 @@ def next_step(best: float, accuracy: float, samples: int, command: str) -> str:
         samples: Test samples.
         command: What exports the model.
     """
-    gain, error = samples * (accuracy - best), difference_error(best, accuracy, samples)
+    gain = samples * (accuracy - best)
+    error = difference_error(best, accuracy, samples)
     if abs(gain) < 2 * error:
         return "a difference below two standard errors: repeat with --seed_everything 1, 2, ..."
     if gain > 0:
@@ -221,7 +222,8 @@ def verdict(bound: float, accuracy: float, images: int, noun: str) -> str:
         images: Test samples.
         noun: What a sample is called.
     """
-    points, count = 100 * abs(accuracy - bound), images * abs(accuracy - bound)
+    points = 100 * abs(accuracy - bound)
+    count = images * abs(accuracy - bound)
     found = f"{'better' if accuracy > bound else 'worse'} by {points:.1f} points, {count:.0f} of"
     return (
         f"labels alone {100 * bound:.1f} %, with the clients' {noun}s {100 * accuracy:.1f} %: "

@@ -79,7 +79,8 @@ def participation(metrics: Metrics) -> list[str]:
     """
     if "client/selected" not in metrics:
         return []
-    selected, finished = metrics["client/selected"], metrics["client/finished"]
+    selected = metrics["client/selected"]
+    finished = metrics["client/finished"]
     counts = {phrase: metrics.get(key, 0.0) for key, phrase in _MISSING.items()}
     counts["without work"] = selected - finished - sum(counts.values())
     missing = [f"{count:.0f} {phrase}" for phrase, count in counts.items() if count > 0]
@@ -96,7 +97,8 @@ def result_parts(metrics: Metrics, stage: Literal["val", "test"], samples: int =
     """
     if f"{stage}/accuracy" not in metrics:
         return own_parts(metrics, stage)
-    title, accuracy = "test" if stage == "test" else "validation", metrics[f"{stage}/accuracy"]
+    title = "test" if stage == "test" else "validation"
+    accuracy = metrics[f"{stage}/accuracy"]
     parts = [f"{title} accuracy {accuracy:.2%}"]
     if samples:
         error = samples * accuracy_error(accuracy, samples)
@@ -208,7 +210,8 @@ class RoundProgress(FederatedCallback):
         if stage == "val" and trainer.state.fn == TrainerFn.FITTING:
             return
         self._close()
-        data, samples = trainer.datamodule, 0
+        data = trainer.datamodule
+        samples = 0
         if data.class_names and not trainer.fast_dev_run:
             samples = len(data.test_labels if stage == "test" else data.validation_labels)
         parts = result_parts(metrics, stage, samples)

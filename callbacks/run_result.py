@@ -88,7 +88,7 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return mapped(_finite, value)
     if isinstance(value, (list, tuple)):
-        return [_finite(part) for part in value]
+        return list(map(_finite, value))
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -199,7 +199,7 @@ class StaticBatchNorm(FederatedCallback):
         """
         own = batches[trainer.global_rank :: trainer.world_size]
         data = trainer.local_data(sampling.SERVER)
-        measured = batch_moments(algorithm, (data.plain(batch) for batch in own))
+        measured = batch_moments(algorithm, map(data.plain, own))
         if trainer.world_size == 1:
             return measured
         ranks = trainer.gather(move_data_to_device(measured, torch.device("cpu")))

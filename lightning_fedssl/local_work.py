@@ -59,7 +59,7 @@ class LocalWork:
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        return (self.batch(step) for step in range(self.num_steps))
+        return map(self.batch, range(self.num_steps))
 
 
 def epochs_of(

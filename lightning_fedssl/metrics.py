@@ -118,7 +118,7 @@ class MetricCollector:
         names = list(self._sums)
         sums = list(self._sums.values())
         weights = [torch.as_tensor(self._weights[name], dtype=torch.float64) for name in names]
-        values = [float(value) for value in copy_to_cpu([*sums, *weights])]
+        values = list(map(float, copy_to_cpu([*sums, *weights])))
         return {name: (values[i], values[len(names) + i]) for i, name in enumerate(names)}
 
     def take(self) -> Share:

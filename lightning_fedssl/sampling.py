@@ -118,7 +118,7 @@ def cohort(seed: int, round_index: int, num_clients: int, size: int) -> list[int
         size: Clients per round, C * M.
     """
     drawn = rng(seed, "cohort", round_index).choice(num_clients, size=size, replace=False)
-    return [int(client) for client in drawn]
+    return list(map(int, drawn))
 
 
 def equal_parts(items: Sequence[_Item], largest: int) -> list[Sequence[_Item]]:

@@ -317,5 +317,5 @@ class FedRGD(SlotAlgorithm):
         """
         if self.server_takes_part or self.regroup == "each_round":
             return set()
-        first = [self.group_of_slot.index(group) for group in range(self.num_groups)]
+        first = list(map(self.group_of_slot.index, range(self.num_groups)))
         return {*first[:-1], len(self.group_of_slot) - 1}

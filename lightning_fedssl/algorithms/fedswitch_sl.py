@@ -102,7 +102,7 @@ class FedSwitchSL(SplitTraining):
             ]
             size = sum(part.nbytes for part in features)
             self.federation.transfer(data.party, "up", {"decision features": size})
-            return skew_of(torch.cat([self.network.top(part) for part in features]))
+            return skew_of(torch.cat(list(map(self.network.top, features))))
 
     @torch.no_grad()
     def teacher_features(self, batch: Batch) -> Tensor:

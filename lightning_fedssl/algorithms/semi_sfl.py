@@ -172,9 +172,7 @@ class SemiSFL(SplitTraining):
         losses = consistency_losses(self.network.top(student), pseudo)
         loss = losses.mean()
         if self.clustering:
-            queued = [
-                self._queued(queue) for queue in (self.unlabeled_queue, self.supervised_queue)
-            ]
+            queued = list(map(self._queued, (self.unlabeled_queue, self.supervised_queue)))
             z = F.normalize(self.head(student))
             clusters = contrastive_loss(
                 z, pseudo.labels, References.cat(keys, *queued), self.temperature

@@ -127,7 +127,7 @@ class GlobalLabels(ServerPhases):
             data.plain(part) if self.task.per_pixel else data.weak(part, "labeling", start=start)
             for part, start in zip(parts, starts, strict=True)
         )
-        logits = torch.cat([self(view) for view in views]).to(data.dtype)
+        logits = torch.cat(list(map(self, views))).to(data.dtype)
         return self.task.label(logits, self.threshold, soft=self.soft_labels)
 
     def epochs_over(

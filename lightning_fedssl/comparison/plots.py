@@ -134,7 +134,7 @@ def _band(
 ) -> None:
     """Draw the mean and the spread over the seeds, as far as all of them have evaluations."""
     points = list(zip(*seeds, strict=False))
-    places = [np.mean([x_of(row) for row in rows]) for rows in points]
+    places = [np.mean(list(map(x_of, rows))) for rows in points]
     values = np.array([[float(row[task.monitor]) for row in rows] for rows in points])
     values *= 100 if task.is_share else 1
     mean = values.mean(axis=1)

@@ -14,6 +14,7 @@ import statistics
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from lightning_fedssl.comparison.plan import code_version, hash_of
 from lightning_fedssl.comparison.results import Row, curve, pseudo_labels, summary
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
 from lightning_fedssl.comparison.verdicts import FEWEST, paired, verdict
+from lightning_fedssl.functional.by_name import mapped
 from lightning_fedssl.storage.files import replace_file
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ class Results:
             name: ``test``, or ``best``.
         """
         key = f"{name}_{self.task.monitor}"
-        found = {seed: row[key] for seed, row in self.runs.get(label, {}).items()}
+        found = mapped(itemgetter(key), self.runs.get(label, {}))
         return {seed: value for seed, value in found.items() if math.isfinite(value)}
 
 
@@ -68,7 +70,8 @@ def write_csv_files(folder: Path, suite: Suite, outcomes: Sequence[Outcome]) -> 
         outcomes, key=lambda outcome: (places[outcome.run.entry.label], outcome.run.seed)
     )
     _write_csv(folder / "results.csv", [_result_row(outcome, suite.target) for outcome in ordered])
-    curves, labels = [], []
+    curves = []
+    labels = []
     for outcome in ordered:
         run = {"label": outcome.run.entry.label, "seed": outcome.run.seed}
         curves += [run | _plain(row) for row in curve(outcome.rows, outcome.run.task)]

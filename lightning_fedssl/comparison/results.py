@@ -144,7 +144,7 @@ def _rows(path: Path) -> list[Row]:
     if not path.is_file():
         return []
     text = path.read_text(encoding="utf-8", errors="replace")
-    rows = [_numbers(row) for row in csv.DictReader(text[: text.rfind("\n") + 1].splitlines())]
+    rows = list(map(_numbers, csv.DictReader(text[: text.rfind("\n") + 1].splitlines())))
     return [row for row in rows if row.get("step", math.nan).is_integer()]
 
 

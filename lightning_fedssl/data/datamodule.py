@@ -203,7 +203,7 @@ class FederatedDataModule(LightningDataModule):
                 "leave both out"
             )
         if isinstance(normalize, dict) and (
-            backbone is not None or {len(v) for v in normalize.values()} != {self.spec.in_shape[0]}
+            backbone is not None or set(map(len, normalize.values())) != {self.spec.in_shape[0]}
         ):
             raise ValueError(
                 f"data.normalize needs a mean and a std for each of {self.spec.in_shape[0]} "

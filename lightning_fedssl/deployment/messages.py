@@ -45,9 +45,7 @@ def to_records(
     arrays = ArrayRecord(
         {name: Array(t.detach().cpu().contiguous().numpy()) for name, t in tensors.items()}
     )
-    sums = MetricRecord(
-        {name: [float(part) for part in pair] for name, pair in (scalars or {}).items()}
-    )
+    sums = MetricRecord({name: list(map(float, pair)) for name, pair in (scalars or {}).items()})
     return RecordDict({"tensors": arrays, "values": ConfigRecord(dict(values)), "scalars": sums})
 
 

@@ -35,7 +35,7 @@ class References(NamedTuple):
     @classmethod
     def cat(cls, *parts: References) -> References:
         """The concatenation of several references, in order."""
-        return cls(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+        return cls(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def contrastive_loss(

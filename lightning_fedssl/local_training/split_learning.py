@@ -320,9 +320,7 @@ class _Seats:
         """
         joined = {name: torch.cat([part[name] for part in own]) for name in own[0]} if own else {}
         if self.fabric.world_size > 1:
-            joined = collectives.gather_rows(
-                self.fabric, joined, [len(part) for part in self.by_rank]
-            )
+            joined = collectives.gather_rows(self.fabric, joined, list(map(len, self.by_rank)))
         return joined if self._order is None else mapped(itemgetter(self._order), joined)
 
     def own(self, rows: Tensor) -> Tensor:

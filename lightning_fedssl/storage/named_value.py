@@ -48,7 +48,7 @@ def named_value(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): named_value(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [named_value(part) for part in value]
+        return list(map(named_value, value))
     if isinstance(value, functools.partial):
         return _with_path(target_of(value), value.keywords)
     if isinstance(value, type) or inspect.isfunction(value) or inspect.isbuiltin(value):

@@ -287,7 +287,7 @@ class SimulatedFederation(Federation):
         share = sampling.share_out(stacks, self._client_sizes, fabric.world_size)[
             fabric.global_rank
         ]
-        return [[self._data_of(client) for client in stack] for stack in share]
+        return [list(map(self._data_of, stack)) for stack in share]
 
     def _data_of(self, client: int) -> LocalData:
         """The data of a client as it trains on them: an attacker may have changed its own."""

@@ -135,7 +135,7 @@ def ends_now(
     ]
     trainer.should_stop |= any(remaining is not None and remaining <= 0 for remaining in timers)
     ranks = trainer.gather((stop.number, trainer.should_stop, federation.trained))
-    number, asked = (max(part) for part in list(zip(*ranks, strict=True))[:2])
+    number, asked = map(max, list(zip(*ranks, strict=True))[:2])
     if is_first and set().union(*(trained for *_, trained in ranks)) == {False}:
         _log.warning(
             "round %d: no client has trained, because %s.training_step returned None for every "

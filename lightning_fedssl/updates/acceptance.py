@@ -145,7 +145,7 @@ class Quarantine(UpdateRule):
         movements = [notes["moved"] for notes in (*passed, *(a.notes for a in arrivals))]
         if len(movements) < FEWEST:
             return arrivals
-        medians = [statistics.median(norms) for norms in zip(*movements, strict=True)]
+        medians = list(map(statistics.median, zip(*movements, strict=True)))
         return [self._judged(arrival, medians) for arrival in arrivals]
 
     def _judged(self, arrival: Arrival, medians: Sequence[float]) -> Arrival:

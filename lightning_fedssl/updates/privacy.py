@@ -224,7 +224,7 @@ class CentralDP(UpdateRule):
         size = trainer.cohort_size
         rng = sampling.rng(seed, "cohort", index)
         drawn = rng.permutation(np.flatnonzero(rng.random(clients) < size / clients))
-        return [int(client) for client in drawn]
+        return list(map(int, drawn))
 
     def on_deployment(self, min_clients: int) -> None:
         """Take cohorts and noise from the operating system's entropy, not from the seed."""

@@ -254,9 +254,7 @@ class SplitTraining(JointAlgorithm):
     def client_features(self, batch: Batch, batch_idx: int) -> State:
         """Student features of the strong view, teacher features of the weak one."""
         if self.client_teacher_decay is not None and batch_idx:
-            student, teacher = (
-                tensors_of(part) for part in (self.network.bottom, self.teacher_bottom)
-            )
+            student, teacher = map(tensors_of, (self.network.bottom, self.teacher_bottom))
             that_change = {
                 n: t for n, t in teacher.items() if f"{_AT_CLIENTS[0]}{n}" in self.server.model()
             }

@@ -23,5 +23,5 @@ def logits_of_views(
         names: The views to pass.
     """
     views = taken(batch, names)
-    logits = model(torch.cat(list(views.values()))).split([len(view) for view in views.values()])
+    logits = model(torch.cat(list(views.values()))).split(list(map(len, views.values())))
     return dict(zip(views, logits, strict=True))

@@ -111,7 +111,7 @@ class Compose(BatchView):
     """
 
     def __init__(self, views: Sequence[BatchView | Callable[..., Tensor]]) -> None:
-        self.views = [adapt(view) for view in views]
+        self.views = list(map(adapt, views))
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
         """See the base class."""

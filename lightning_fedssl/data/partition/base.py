@@ -208,7 +208,7 @@ class Shards(Partition):
     ) -> list[Tensor]:
         """Cuts the classes into shards and assigns them; see :meth:`Partition.assign`."""
         by_class = positions_by_class(labels, num_classes)
-        capacity = np.array([len(members) for members in by_class])
+        capacity = np.array(list(map(len, by_class)))
         wanted = self.classes_per_client * num_clients
         if self.classes_per_client > num_classes or wanted < (capacity > 0).sum():
             raise ValueError(

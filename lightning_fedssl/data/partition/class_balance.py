@@ -45,7 +45,7 @@ def choose_balanced(labels: Tensor, count: int, num_classes: int, generator: Gen
         generator: The random stream to draw from.
     """
     by_class = positions_by_class(labels, num_classes)
-    counts = even_counts(np.array([len(members) for members in by_class]), count, generator)
+    counts = even_counts(np.array(list(map(len, by_class))), count, generator)
     return _choose(by_class, counts, generator)
 
 
@@ -59,7 +59,7 @@ def choose_stratified(labels: Tensor, count: int, num_classes: int, generator: G
         generator: The random stream to draw from.
     """
     by_class = positions_by_class(labels, num_classes)
-    exact = np.array([len(members) for members in by_class]) * (count / max(len(labels), 1))
+    exact = np.array(list(map(len, by_class))) * (count / max(len(labels), 1))
     return _choose(by_class, round_to_sum(exact, count), generator)
 
 

@@ -66,7 +66,7 @@ class ClientTypes(Partition):
         self, labels: Tensor, num_clients: int, num_classes: int, generator: Generator
     ) -> list[Tensor]:
         """Draws class counts client by client; see :meth:`Partition.assign`."""
-        members = [generator.permutation(part) for part in positions_by_class(labels, num_classes)]
+        members = list(map(generator.permutation, positions_by_class(labels, num_classes)))
         probabilities = self.probabilities(num_classes)
         taken = np.zeros(num_classes, dtype=np.int64)
         parts = []
@@ -94,9 +94,7 @@ class ClientTypes(Partition):
         if asked.label_location == "server" or num_labels == "all":
             return super().split(asked, generator)
         quotas = label_quotas(num_labels, clients, [range(classes)] * clients)
-        members = [
-            generator.permutation(part) for part in positions_by_class(asked.labels, classes)
-        ]
+        members = list(map(generator.permutation, positions_by_class(asked.labels, classes)))
         labeled, left = take(members, quotas)
         pool = torch.from_numpy(np.sort(np.concatenate(left)))
         parts = self._assign_pool(asked, pool, generator)

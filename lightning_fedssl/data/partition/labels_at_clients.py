@@ -50,9 +50,7 @@ class _LabelsAtClients(Partition):
             )
         classes = asked.num_classes
         num_labels = asked.num_labels
-        members = [
-            generator.permutation(part) for part in positions_by_class(asked.labels, classes)
-        ]
+        members = list(map(generator.permutation, positions_by_class(asked.labels, classes)))
         count = (self.deal_as or 0) if num_labels == "all" else num_labels
         quotas = label_quotas(
             count,
@@ -61,9 +59,7 @@ class _LabelsAtClients(Partition):
         )
         quotas = np.pad(quotas, ((0, 0), (0, classes - quotas.shape[1])))
         labeled, pool = take(members, quotas)
-        unlabeled, _ = take(
-            pool, self.unlabeled_counts([len(part) for part in pool], quotas, generator)
-        )
+        unlabeled, _ = take(pool, self.unlabeled_counts(list(map(len, pool)), quotas, generator))
         clients = ClientList(labeled.sorted(), unlabeled.sorted())
         if num_labels == "all":
             nothing = IndexLists(labeled.values[:0], torch.zeros_like(labeled.sizes))

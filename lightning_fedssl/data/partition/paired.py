@@ -105,7 +105,7 @@ class PairedDirichlet(Partition):
         """One draw of the proportions of every class."""
         parts = [np.zeros(0, dtype=np.int64) for _ in range(clients)]
         for members in by_class:
-            sizes = np.array([len(part) for part in parts])
+            sizes = np.array(list(map(len, parts)))
             open_to = sizes < total / clients
             shares = dirichlet(self.alpha, clients, generator)
             if (shares * open_to).sum() > 0:

@@ -201,9 +201,7 @@ def number_clients(
                 "data.dataset: test_client_ids need client_ids of the training samples"
             )
         return None, None, ()
-    known, tested = (
-        None if part is None else [_plain(i) for i in part] for part in (ids, test_ids)
-    )
+    known, tested = (None if part is None else list(map(_plain, part)) for part in (ids, test_ids))
     assert known is not None
     try:
         if any(name != name for name in known):  # NaN

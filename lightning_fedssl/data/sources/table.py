@@ -127,8 +127,8 @@ class Table(Datasets):
             for part in found
             if client_column
         }
-        parts: Any = [samples.get(part) for part in ("train", "test", "unlabeled", "validation")]
-        parts += [owners.get(part) for part in ("train", "test", "unlabeled")]
+        parts: Any = list(map(samples.get, ("train", "test", "unlabeled", "validation")))
+        parts += list(map(owners.get, ("train", "test", "unlabeled")))
         parts.append(classes)
         super().__init__(*parts)
 
@@ -154,7 +154,7 @@ class _Column:
         self.lines = [row.number for row in rows]
         self.missing = np.isin(self.cells, list(MISSING))
         self.cells[self.missing] = ""
-        self.numbers = np.array([_number(cell) for cell in self.cells])
+        self.numbers = np.array(list(map(_number, self.cells)))
         self.odd = np.flatnonzero(np.isnan(self.numbers) & ~self.missing).tolist()
         given = [kind for kind, names in asked.items() if name in (names or ())]
         self.kind = given[0] if given else self._own_kind(name, asked)
@@ -264,7 +264,7 @@ def _report(columns: Sequence[_Column], strict: bool, reading: Reading) -> None:
         if kind not in described:
             described["left out"].append(f"{name!r} ({kind})")
             continue
-        if {"train", "test"} <= {part_of(value) for value in values}:
+        if {"train", "test"} <= set(map(part_of, values)):
             raise ValueError(
                 f"data.dataset: the column {name} names parts of the data: give split_column: "
                 f"{name} or ignore: [{name}]"
