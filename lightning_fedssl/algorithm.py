@@ -252,7 +252,7 @@ class FederatedAlgorithm(LightningModule):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without the federation, which belongs to one process and one run."""
-        state: dict[str, Any] = super().__getstate__()
+        state = super().__getstate__()
         state.pop("federation", None)
         return state
 

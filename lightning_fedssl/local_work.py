@@ -96,7 +96,7 @@ def epochs_of(
     visited = min(count, steps_per_epoch * batch_size)
     order = lru_cache(maxsize=1)(order)  # parts of an epoch share it
     made = range(0)
-    batches = list[Batch]()
+    batches = []
 
     def batch(step: int) -> Batch:
         nonlocal made, batches
@@ -250,7 +250,7 @@ def paired_work(
     rows_u = _draw(data, len(data.unlabeled) if unlabeled else 0, num_steps, "unlabeled rows")
     steps_per_chunk = max(1, data.chunk // data.batch_size)
     made = -1
-    parts: list[tuple[int, Batch]] = []
+    parts = []
 
     def part(
         rows: Tensor, chunk: int, make: Callable[[Tensor, Tensor, int], Batch]

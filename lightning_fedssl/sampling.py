@@ -149,7 +149,7 @@ def share_out(
         The stacks of each rank, in the given order.
     """
     images = [sum(max(sizes[client], 1) for client in stack) for stack in stacks]
-    rank_of: dict[int, int] = {}
+    rank_of = {}
     loads = [0] * ranks
     for number in sorted(range(len(stacks)), key=lambda number: -images[number]):
         rank_of[number] = min(range(ranks), key=loads.__getitem__)

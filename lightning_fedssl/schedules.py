@@ -62,7 +62,7 @@ class Schedule:
         Raises:
             ValueError: If it is no finite number of 0 or more.
         """
-        factor: Any = self.factor(round_index, max_rounds)
+        factor = self.factor(round_index, max_rounds)
         if not hasattr(factor, "__float__") or not 0 <= float(factor) < math.inf:
             raise ValueError(
                 f"model.schedule: {type(self).__name__}.factor({round_index:g}, {max_rounds}) is "

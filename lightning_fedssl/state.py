@@ -185,7 +185,7 @@ def optimizer_state(optimizer: Optimizer) -> State:
     with its type: ``0.step:int``. Other values are left out.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    found: State = {}
+    found = {}
     for i, p in enumerate(parameters):
         for name, value in optimizer.state.get(p, {}).items():
             if isinstance(value, Tensor):

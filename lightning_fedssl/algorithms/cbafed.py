@@ -249,7 +249,7 @@ class CBAFed(FederatedAlgorithm):
 
         Those of this round count from the next one on.
         """
-        new: State = {}
+        new = {}
 
         def counted() -> Iterator[ClientUpdate]:
             for update in updates:

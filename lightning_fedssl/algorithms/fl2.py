@@ -192,5 +192,5 @@ class FL2(GlobalLabels):
     def _logits(self, weights: State, x: Tensor) -> Tensor:
         """Logits ``(batch, classes)`` with other weights; buffers stay as they are."""
         buffers = {name: buffer.clone() for name, buffer in self.network.named_buffers()}
-        logits: Tensor = call_with(self.network, {**weights, **buffers}, x)
+        logits = call_with(self.network, {**weights, **buffers}, x)
         return at_least_float32(logits)

@@ -186,7 +186,7 @@ class ProxyFL(ReceivedModelLabels):
 
     def features_and_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """What enters the classifier, ``(n, width)``, and what leaves it, from one pass."""
-        entered: list[Tensor] = []
+        entered = []
         hook = self.classifier.register_forward_pre_hook(
             lambda layer, inputs: entered.append(inputs[0])
         )
@@ -212,8 +212,8 @@ class ProxyFL(ReceivedModelLabels):
     def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
         """Sum the models; store the clients' classifiers for the tuning, and update the prior."""
         name = next(n for n, p in self.named_parameters() if p is self.classifier.weight)
-        rows: list[Tensor] = []
-        counts: list[Tensor] = []
+        rows = []
+        counts = []
 
         def read() -> Iterator[ClientUpdate]:
             for update in updates:

@@ -87,7 +87,7 @@ class FederatedCLI(LightningCLI):
         """A parser for the program or one command. Abbreviations are off, because a typo could set
         another key.
         """
-        settings: dict[str, Any] = {
+        settings = {
             "prog": "lightning-fedssl",
             "description": commands.ABOUT,
             "epilog": commands.PRECEDENCE,

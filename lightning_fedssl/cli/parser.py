@@ -143,7 +143,7 @@ class Parser(LightningArgumentParser):
 
         See jsonargparse, which passes on links of a class that functions refuse.
         """
-        added: list[str] = super().add_function_arguments(*args, **kwargs)
+        added = super().add_function_arguments(*args, **kwargs)
         return added
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:

@@ -57,7 +57,7 @@ def main(
     reader = parser(datamodule_class)
     options = reader.parse_args(list(arguments))
     seed_everything(options.seed_everything, workers=True, verbose=False)
-    data: FederatedDataModule = reader.instantiate_classes(options).data
+    data = reader.instantiate_classes(options).data
     data.prepare_data()
     data.setup()
     print(data.reading.summary(), _asked_for(data), data.statistics.summary(), "", sep="\n")

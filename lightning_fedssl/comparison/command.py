@@ -46,7 +46,7 @@ def compare(
         Outcome(run, rows, "cached") for run in others if is_finished(rows := rounds(run.folder))
     ]
     wanted = [run for run in runs if run not in others]
-    outcomes: list[Outcome] = []
+    outcomes = []
 
     def ended(outcome: Outcome) -> None:
         outcomes.append(outcome)

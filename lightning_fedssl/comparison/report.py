@@ -100,7 +100,7 @@ def write_report(
     """
     lines = markdown(suite, results, command, pictures, differing)
     _write_text(folder / "results.md", "\n".join(lines) + "\n")
-    rows: list[dict[str, Any]] = []
+    rows = []
     for group in suite.groups:
         head, *cells = table_of(group, results, suite)
         rows += [{"group": group.title, **dict(zip(head, row, strict=True))} for row in cells]

@@ -259,9 +259,7 @@ class FederatedDataModule(LightningDataModule):
             rest = {"validation": validation, **rest}
             validation = None
         given = {"train": train, "test": test, "unlabeled": unlabeled, "validation": validation}
-        samples: dict[str, Any] = {
-            part: as_dataset(data) for part, data in given.items() if data is not None
-        }
+        samples = {part: as_dataset(data) for part, data in given.items() if data is not None}
         source = Datasets(
             **samples, client_ids=client_ids, test_client_ids=test_client_ids,
             unlabeled_client_ids=unlabeled_client_ids, class_names=class_names,
@@ -394,7 +392,7 @@ class FederatedDataModule(LightningDataModule):
 
     def clients_without_images(self) -> list[int]:
         """The clients that hold no image; known after :meth:`setup`."""
-        empty: list[int] = (self.statistics.sizes == 0).nonzero().flatten().tolist()
+        empty = (self.statistics.sizes == 0).nonzero().flatten().tolist()
         return empty
 
     def prepare_data(self) -> None:

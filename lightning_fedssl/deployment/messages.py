@@ -80,7 +80,7 @@ def read_answer(
             if type(number) is not int or not 0 <= number <= LARGEST:
                 raise MessageError(f"its value {name!r} is {shown(number)}")
         sums = content.metric_records.get("scalars", {})
-        arrays: Mapping[str, Array] = content.array_records["tensors"]
+        arrays = content.array_records["tensors"]
         if arrays and (wrong := sorted(arrays.keys() ^ expected.keys())):
             raise MessageError(
                 f"{shown(wrong[0])!r} of its tensors is {'un' * (wrong[0] in arrays)}known or "

@@ -19,7 +19,7 @@ def gather(fabric: Fabric, value: Any) -> list[Any]:
     """
     if fabric.world_size == 1:
         return [value]
-    everyone: list[Any] = [None] * fabric.world_size
+    everyone = [None] * fabric.world_size
     torch.distributed.all_gather_object(everyone, value)
     return everyone
 
@@ -35,7 +35,7 @@ def gather_rows(
         counts: Rows of each rank.
     """
     parts = gather(fabric, {name: (t.shape[1:], t.dtype) for name, t in rows.items()})
-    layout: dict[str, tuple[torch.Size, torch.dtype]] = next(part for part in parts if part)
+    layout = next(part for part in parts if part)
     everyone = {}
     for name, (shape, dtype) in layout.items():
         padded = torch.zeros(max(counts), *shape, dtype=dtype, device=fabric.device)

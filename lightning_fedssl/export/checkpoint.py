@@ -55,7 +55,7 @@ def network_of(path: Path, trust: Sequence[str] = ()) -> tuple[nn.Module, Descri
             earlier version; if its method or its network cannot be imported by name, or is not
             trusted.
     """
-    description: Description = checkpoint_file.load(path)["model"]
+    description = checkpoint_file.load(path)["model"]
     if description["network"]["class_path"] is None:
         raise ValueError(
             f"ckpt_path: {path} does not name the class of its network: it has no import path (a "

@@ -75,7 +75,7 @@ def export(network: nn.Module, description: Description, folder: Path, format: s
             "package"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    contents: dict[str, bytes] = {}
+    contents = {}
     if format == "hub":
         contents["README.md"] = model_card(description).encode()
     if format in ("torch_export", "hub"):

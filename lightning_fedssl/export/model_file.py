@@ -82,7 +82,7 @@ def load_network(folder: str | Path, trust: Sequence[str] = ()) -> tuple[nn.Modu
             not fit it.
     """
     weights, text = (Path(folder) / name for name in (WEIGHTS, DESCRIPTION))
-    description: Description = json.loads(text.read_text(encoding="utf-8"))
+    description = json.loads(text.read_text(encoding="utf-8"))
     network = build_described(description["network"], trust)
     state = load_file(weights)
     network.to(next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32))

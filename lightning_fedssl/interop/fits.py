@@ -233,7 +233,7 @@ class Fit(Callback):
         method = self.method
         self.batch = batch
         found = dict[str, Any]()
-        losses = list[Tensor]()
+        losses = []
         for kind in self.kinds:
             of_kind = batch if len(self.kinds) == 1 else batch[kind]
             if kind == "labeled":
@@ -293,7 +293,7 @@ class Fit(Callback):
         try:
             yield
         except Exception as error:
-            shapes: list[tuple[int, ...]] = []
+            shapes = []
             apply_to_collection(self.batch, Tensor, lambda t: shapes.append(tuple(t.shape)))
             place = f", a batch of shapes {shapes}" if shapes else ""
             hint = ""

@@ -217,7 +217,7 @@ class Loop:
 
         name = f"{type(algorithm).__name__}.{function}"
         recorded = Recorded(update, name, may_record(algorithm, optimizer))
-        losses: defaultdict[float, list[Tensor]] = defaultdict(list)
+        losses = defaultdict(list)
         for step, batch in enumerate(work):
             if algorithm.step_factors:
                 set_learning_rate(optimizer, algorithm.step_factors[step])
@@ -322,7 +322,7 @@ def start(
     """
     server = server or algorithm
     with algorithm.clients.stage(data.party):
-        received: State = checked(
+        received = checked(
             server.broadcast(data.party), Mapping, algorithm, "broadcast", "tensors by name"
         )
         live.load(received)

@@ -368,9 +368,7 @@ class _Bottoms:
             if len(self.clients) == 1:
                 own = mapped(itemgetter(0), self.tensors)
                 given = placed(own, self.places)
-                alone: State = functional_call(
-                    self.module, given, (batches[0], step), tie_weights=False
-                )
+                alone = functional_call(self.module, given, (batches[0], step), tie_weights=False)
                 self._store(mapped(itemgetter(None), self._replaced(given, own)))
                 return mapped(itemgetter(None), alone)
             joined = stacked(batches)
@@ -383,7 +381,7 @@ class _Bottoms:
 
     def _of_one(self, leaves: State, rest: State, batch: Batch, step: int) -> tuple[State, State]:
         given = placed({**leaves, **rest}, self.places)
-        features: State = functional_call(self.module, given, (batch, step), tie_weights=False)
+        features = functional_call(self.module, given, (batch, step), tie_weights=False)
         return features, self._replaced(given, rest)
 
     def _replaced(self, given: State, before: State) -> State:

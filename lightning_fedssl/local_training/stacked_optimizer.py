@@ -90,7 +90,7 @@ def _stacked(template: Optimizer, kept: Sequence[State]) -> State:
     fills = isinstance(template, torch.optim.SGD) and not any(
         group["dampening"] for group in template.param_groups
     )
-    stacked: State = {}
+    stacked = {}
     for name, value in known.items():
         values = [state[name] if name in state else torch.zeros_like(value) for state in kept]
         counts_differ = value.dim() == 0 and any(not torch.equal(value, other) for other in values)

@@ -381,7 +381,7 @@ def placed(tensors: State, places: Mapping[str, str]) -> State:
 
 def _by_shape(batches: Sequence[Batch]) -> list[Part]:
     """The clients whose batches have one shape, each with their batches stacked."""
-    by_shape: defaultdict[object, list[int]] = defaultdict(list)
+    by_shape = defaultdict(list)
     for row, batch in enumerate(batches):
         by_shape[tuple((name, t.shape) for name, t in batch.items())].append(row)
     return [

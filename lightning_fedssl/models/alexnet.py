@@ -40,7 +40,7 @@ class AlexNet(Network):
             raise ValueError(
                 f"model.network: AlexNet takes images from 8 x 8 pixels up, not {height} x {side}"
             )
-        layers: list[nn.Module] = []
+        layers = []
         for multiple, pool in ((1, True), (3, True), (6, False), (4, False), (4, True)):
             layers += [nn.Conv2d(channels, multiple * width, 3, padding=1), nn.ReLU()]
             layers += [MaxPool2d()] if pool else []

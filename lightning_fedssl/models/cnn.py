@@ -65,7 +65,7 @@ class CNN(Network):
 
     def chain(self) -> list[tuple[str, nn.Module]]:
         """The layers in the order in which they are applied."""
-        layers: list[tuple[str, nn.Module]] = []
+        layers = []
         for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             layers += [
                 (f"convs.{index}", conv),

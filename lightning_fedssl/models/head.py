@@ -58,7 +58,7 @@ def start_head(
 
 def _inputs(network: nn.Module, head: nn.Linear, batches: Iterable[Tensor]) -> Tensor:
     """What a layer receives of samples, ``(samples, features)``."""
-    received: list[Tensor] = []
+    received = []
     hook = head.register_forward_hook(lambda layer, inputs, output: received.append(inputs[0]))
     with evaluating(network):
         for batch in batches:

@@ -98,7 +98,7 @@ def build_network(
             its output is not ``(2, *out_shape)``.
     """
     if isinstance(factory, nn.Module):
-        network: nn.Module = copy.deepcopy(factory)
+        network = copy.deepcopy(factory)
     else:
         network = _constructed(factory, _arguments(factory, num_classes, in_shape))
     _check_output(network, out_shape or (num_classes,), in_shape)

@@ -59,7 +59,7 @@ class _ResNet(Network):
         self.stem = nn.Sequential(
             nn.Conv2d(in_shape[0], width, 3, padding=1, bias=False), make_norm(width), nn.ReLU()
         )
-        blocks: list[nn.Module] = []
+        blocks = []
         channels = width
         for stage, stride in enumerate(strides):
             channels_out = width * 2**stage

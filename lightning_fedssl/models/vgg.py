@@ -134,7 +134,7 @@ def _convolutions(
         make_norm: Makes the norm layer after each convolution.
         padding: Padding of the max-pool of each stage.
     """
-    layers: list[nn.Module] = []
+    layers = []
     for stage, pool_padding in zip(stages, padding, strict=True):
         for multiple in stage:
             out = multiple * width

@@ -76,7 +76,7 @@ def usable(callbacks: Sequence[Callback]) -> list[Callback]:
     Raises:
         ValueError: See :func:`refuse_unsupported`.
     """
-    chosen: list[Callback] = []
+    chosen = []
     for callback in callbacks:
         name = type(callback).__name__
         if replacement := next(
@@ -198,7 +198,7 @@ def choose(*groups: Iterable[Callback]) -> list[Callback]:
     Args:
         groups: E.g. the user's callbacks, those that the algorithm needs, and the defaults.
     """
-    chosen: list[Callback] = list(groups[0])
+    chosen = list(groups[0])
     for callback in (callback for group in groups[1:] for callback in group):
         if not any(isinstance(other, type(callback)) for other in chosen):
             chosen.append(callback)

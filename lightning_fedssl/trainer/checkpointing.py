@@ -464,7 +464,7 @@ def _read_states(trainer: Run, loaded: checkpoint_file.Checkpoint, path: Path) -
     """Read the states of optimizers and clients; go on without those that are not there if that is
     allowed.
     """
-    missing: Any = checkpoint_file.read_states(loaded, path)
+    missing = checkpoint_file.read_states(loaded, path)
     if loaded["federation"]["client_states_left_out"]:
         missing = ["all clients"]
     if not missing:

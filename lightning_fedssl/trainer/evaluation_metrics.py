@@ -218,7 +218,7 @@ class EvaluationMetrics:
             ValueError: If a metric's value is no number, vector or matrix.
         """
         if self._ranks > 1:
-            shares: list[list[tuple[Tensor, Tensor]]] = gather(self._batches)
+            shares = gather(self._batches)
             for index in range(max(map(len, shares))):  # rank r has the batches r, r + ranks, ...
                 for share in shares:
                     if index < len(share):

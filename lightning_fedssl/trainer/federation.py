@@ -219,7 +219,7 @@ class SimulatedFederation(Federation):
         trainer = self.trainer
         started = time.perf_counter()
         waits = trainer.world_size > 1
-        passed = list[Mapping[str, Any]]()
+        passed = []
         waiting = list[Arrival]()
         for update in updates:
             received = self._received.pop(update.client, {})

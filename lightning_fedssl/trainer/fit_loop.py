@@ -64,7 +64,7 @@ def fit(trainer: Run, federation: SimulatedFederation, begins: Callable[[], obje
         if trainer.ckpt_path is not None:
             checkpointing.continue_curves(trainer, trainer.ckpt_path)
         stops = first > trainer.max_rounds or (first > 1 and had_ended(trainer))
-        sent: Metrics | None = None  # an earlier command has logged the row of the round
+        sent = None  # an earlier command has logged the row of the round
         trainer.should_stop = False
         with (
             StopRequest() as stop,
@@ -75,7 +75,7 @@ def fit(trainer: Run, federation: SimulatedFederation, begins: Callable[[], obje
             while not stops:
                 sent = run_round(trainer, federation, trainer.round_index + 1)
                 stops = ends_now(trainer, federation, stop, trainer.round_index == first)
-        metrics: Metrics = {}
+        metrics = {}
         if trainer.state.status == TrainerStatus.INTERRUPTED:
             checkpointing.save_missing(
                 trainer

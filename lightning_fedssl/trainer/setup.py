@@ -218,7 +218,7 @@ def choose_callbacks(
         needed.append(
             StaticBatchNorm(source="moments", for_clients=algorithm.clients_use_statistics)
         )
-    defaults: list[Callback] = [
+    defaults = [
         PseudoLabelQuality(),
         CollapseDetector(),
         RoundProgress(),

@@ -99,7 +99,7 @@ class Aggregator(UpdateRule, ABC):
         self, trainer: Run, algorithm: FederatedAlgorithm, updates: Iterator[ClientUpdate]
     ) -> Iterator[ClientUpdate]:
         """One update in place of a round's updates; none if they are too few for the rule."""
-        rows = list[Tensor]()
+        rows = []
         last = None
         for last in updates:
             rows.append(

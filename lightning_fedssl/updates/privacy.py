@@ -290,7 +290,7 @@ class CentralDP(UpdateRule):
         names = Sent.of(algorithm)
         model = taken(server.model(), (*names.weights, *names.buffers))
         total = mapped(torch.zeros_like, model)
-        clipped = list[bool]()
+        clipped = []
         for update in updates:
             if (
                 more := algorithm.upload_sizes(update).keys()
@@ -388,7 +388,7 @@ def uncovered(trainer: Run, algorithm: FederatedAlgorithm) -> list[str]:
         algorithm: The method.
     """
     method = type(algorithm).__name__
-    found = list[str]()
+    found = []
     if reason := why_not_a_mean(algorithm):
         found.append(
             f"model: {method} {reason}; choose a method that averages its clients' models."

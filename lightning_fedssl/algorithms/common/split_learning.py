@@ -118,9 +118,7 @@ class SplitTraining(JointAlgorithm):
         """
         from lightning_fedssl.callbacks import EMATeacher, GlobalUpdateFrequency, PseudoLabelQuality
 
-        adaptation: list[Callback] = (
-            [GlobalUpdateFrequency(START_ADAPTIVE)] if self.adapts_server_steps else []
-        )
+        adaptation = [GlobalUpdateFrequency(START_ADAPTIVE)] if self.adapts_server_steps else []
         return [EMATeacher(self.teacher_decay), PseudoLabelQuality(), *adaptation]
 
     def check_data(self, data: FederatedDataModule) -> None:

@@ -87,7 +87,7 @@ class Normalize:
         mean = self._mean.on(images.device)
         std = self._std.on(images.device)
         if images.dtype == self.dtype:  # a result of its own: what is given stays as it is
-            centred: Tensor = images - mean
+            centred = images - mean
             return centred.div_(std)
         pixels = images.to(self.dtype)
         return (pixels.sub_(mean) if self._centres else pixels).div_(std)
@@ -246,7 +246,7 @@ def make_views(
     """
     normalize = Normalize(spec.mean, spec.std, dtype, 255 if spec.pixels else 1, len(spec.in_shape))
     first = weak_stages(spec, weak)
-    weak_view: ViewFunction = View(first, normalize) if first else normalize
+    weak_view = View(first, normalize) if first else normalize
     then = strong_stages(spec, strong, per_pixel)
     skipped = 0 if per_pixel else sum(stage.draws for stage in first)
     strong_view = View([*first, *then], normalize, skipped) if then else weak_view

@@ -111,7 +111,7 @@ def targets(sizes: NDArray[Any], num_clients: int, r: float) -> NDArray[Any]:
 
 def ownership(num_clients: int, num_classes: int) -> NDArray[Any]:
     """The part of every class that is every user's own, ``(K, d)``; columns sum to 1."""
-    owned: NDArray[Any] = np.zeros((num_clients, num_classes))
+    owned = np.zeros((num_clients, num_classes))
     if num_clients < num_classes:
         owned[np.arange(num_classes) * num_clients // num_classes, np.arange(num_classes)] = 1
     else:

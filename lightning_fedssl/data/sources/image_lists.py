@@ -273,7 +273,7 @@ class ImageTable(ImageList):
         columns = [self.file_column, self.split_column, *of_labels]
         client = self.client_column
         lists: Lists = {"train": [], "test": [], "validation": [], "unlabeled": []}
-        seen: set[Path] = set()
+        seen = set()
         rows = read_csv(self.csv_file, columns + ([client] if client else []), self.reading)
         numbers = label_numbers(rows, self.label_columns, self.csv_file)
         for row, values in zip(rows, numbers, strict=True):

@@ -171,7 +171,7 @@ def _clients(spec: DatasetSpec, train: ImageSplit) -> str:
 
 
 def _counts(numbers: Tensor, most: int) -> list[int]:
-    found: list[int] = torch.bincount(numbers[numbers >= 0], minlength=most).tolist()
+    found = torch.bincount(numbers[numbers >= 0], minlength=most).tolist()
     return found
 
 
