@@ -66,6 +66,7 @@ def uploads(trainer: FederatedTrainer) -> list[Sent]:
         sizes = _sizes(trainer)
         groups = {name: name.removeprefix("payload.") for name in sizes}
         groups |= {name: "further tensors of the network" for name in sizes if name.startswith("network.")}
+        groups |= {name: "change of the control variate" for name in sizes if name.startswith("payload.c.")}
         groups |= {name: "optimizer state" for name in sizes if name.startswith("optimizer.")}
         groups |= dict.fromkeys(algorithm.server.parameters, "weights")
         groups |= dict.fromkeys(algorithm.server.buffers, "statistics of batch norm")

@@ -45,7 +45,7 @@ _MODULES = {
     "algorithm": "FederatedAlgorithm",
     "algorithms": """
         CBAFed DataSharing EASGD FL2 FedAvg FedDB FedMatch FedRGD FedSHVR FedSwitch FedSwitchSL
-        FixMatch MeanTeacher OverlapSGD ProxyFL PseudoLabel RSCFed SAGE SelfTraining SemiFL
+        FixMatch MeanTeacher OverlapSGD ProxyFL PseudoLabel RSCFed SAGE SCAFFOLD SelfTraining SemiFL
         SemiSFL Supervised UDA
     """,
     "callback": "FederatedCallback",

@@ -17,6 +17,7 @@ from lightning_fedssl.algorithms.proxyfl import ProxyFL
 from lightning_fedssl.algorithms.pseudo_label import PseudoLabel
 from lightning_fedssl.algorithms.rscfed import RSCFed
 from lightning_fedssl.algorithms.sage import SAGE
+from lightning_fedssl.algorithms.scaffold import SCAFFOLD
 from lightning_fedssl.algorithms.self_training import SelfTraining
 from lightning_fedssl.algorithms.semi_sfl import SemiSFL
 from lightning_fedssl.algorithms.semifl import SemiFL
@@ -27,6 +28,7 @@ __all__ = [
     "EASGD",
     "FL2",
     "SAGE",
+    "SCAFFOLD",
     "UDA",
     "CBAFed",
     "DataSharing",

@@ -96,7 +96,7 @@ class FedAvg(ServerPhases):
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Clients need labels of their own."""
-        checks.labels_at(data, "clients", "FedAvg")
+        checks.labels_at(data, "clients", type(self).__name__)
         super().check_data(data)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:

@@ -16,6 +16,7 @@ from lightning_fedssl.algorithms import (
     EASGD,
     FL2,
     SAGE,
+    SCAFFOLD,
     UDA,
     CBAFed,
     DataSharing,
@@ -198,6 +199,10 @@ def toy_supervised() -> Supervised:
     return toy(Supervised)
 
 
+def toy_scaffold(**kwargs: Any) -> SCAFFOLD:
+    return toy(SCAFFOLD, **{"optimizer": plain_sgd} | kwargs)
+
+
 def momentum_of(algorithm: Any) -> dict[str, torch.Tensor]:
     """The momentum of the aggregation's optimizer by the names of the weights; empty before its first step."""
     state = algorithm.server.extra.get("optimizer.aggregation", {})
@@ -213,6 +218,7 @@ METHODS: dict[str, Any] = {
         lambda: toy_fedavg(aggregation_optimizer=half_momentum, keep_client_optimizer=True),
         labeled_clients,
     ),
+    "scaffold": (toy_scaffold, labeled_clients),
     "fedavg_adam": (partial(toy_fedavg, **ADAM), labeled_clients),
     "supervised": (toy_supervised, ToyData),
     "fedrgd": (toy_rgd, ToyData),

@@ -15,12 +15,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.cli import main
-from lightning_fedssl.local_work import labeled_work
 from lightning_fedssl.models import CNN
 from tests.local_training.helpers import Federation, assert_agree, clients_of
 from tests.toy import ToyData, assert_same, labeled_clients, toy_fedavg, toy_round, toy_semifl, toy_trainer, weights
@@ -50,11 +48,6 @@ def fedavg(folder: Path) -> ModuleType:
 
 
 @pytest.fixture
-def scaffold(folder: Path) -> ModuleType:
-    return importlib.import_module("scaffold")
-
-
-@pytest.fixture
 def own_threshold(folder: Path) -> ModuleType:
     return importlib.import_module("own_threshold")
 
@@ -74,7 +67,7 @@ def fitted(tmp_path: Path, algorithm: FederatedAlgorithm, data: ToyData, **kwarg
 
 
 def test_the_page_has_the_files_that_it_speaks_of() -> None:
-    assert set(FILES) == {"own.yaml", "fedavg.py", "scaffold.py", "own_threshold.py", "confident.py", "halved.py"}
+    assert set(FILES) == {"own.yaml", "fedavg.py", "own_threshold.py", "confident.py", "halved.py"}
 
 
 def test_the_configuration_of_the_page_runs(folder: Path, tmp_path: Path) -> None:
@@ -89,75 +82,28 @@ def test_fedavg_written_out_is_bitwise_the_built_in_one(tmp_path: Path, fedavg: 
     assert_same(fitted(tmp_path, make(fedavg.PlainFedAvg, network=network, client_epochs=2), labeled_clients()), theirs)
 
 
-def test_the_first_round_of_scaffold_is_fedavg_and_the_second_is_not(tmp_path: Path, scaffold: ModuleType) -> None:
-    for rounds in (1, 2):
-        ours = fitted(tmp_path, make(scaffold.Scaffold), labeled_clients(), max_rounds=rounds)
-        theirs = fitted(tmp_path, toy_fedavg(optimizer=sgd), labeled_clients(), max_rounds=rounds)
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours) == (rounds == 1)
-
-
-def test_scaffold_s_c_is_the_mean_of_all_control_variates(tmp_path: Path, scaffold: ModuleType) -> None:
-    """Both begin at 0, and c grows by the N-th part of what the c_k of a round grow by."""
-    algorithm = make(scaffold.Scaffold)
-    fitted(tmp_path, algorithm, labeled_clients(), max_rounds=4, precision="64-true", clients_per_round=2)
-    everyone = [algorithm.control_variate(client) for client in range(4)]
-    for name, c in algorithm.server.extra["c"].items():
-        torch.testing.assert_close(c, sum(own[name] for own in everyone) / 4, rtol=0, atol=1e-12)
-    assert any(c.abs().max() > 1e-3 for c in algorithm.server.extra["c"].values())
-
-
-def test_a_control_variate_is_the_mean_gradient_of_the_round(tmp_path: Path, scaffold: ModuleType) -> None:
-    """From c = c_k = 0 and with one step, K = 1: c_k' = (x - y) / (K eta) = g."""
-    algorithm, data = make(scaffold.Scaffold), labeled_clients(client_batch_size=120)
-    fitted(tmp_path, algorithm, data, max_rounds=1, clients_per_round=1, precision="64-true")
-    (client,) = algorithm.clients.having("c")
-    local = data.local_data(client, 1, torch.float64)
-    start = make(scaffold.Scaffold)
-    start.configure_model()
-    start.double()
-    batch = labeled_work(local, epochs=1).batch(0)
-    loss = F.cross_entropy(start(batch["x"]), batch["y"])
-    loss.backward()
-    gradients = {name: p.grad for name, p in start.named_parameters()}
-    for name, t in algorithm.clients.get(client, "c").items():
-        torch.testing.assert_close(t, gradients[name], rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("which", ["scaffold", "own_threshold"])
-def test_a_resumed_run_is_bitwise_the_uninterrupted_one(
-    tmp_path: Path, which: str, scaffold: ModuleType, own_threshold: ModuleType
-) -> None:
-    cases: dict[str, tuple[Any, Any]] = {
-        "scaffold": (lambda: make(scaffold.Scaffold), labeled_clients),
-        "own_threshold": (lambda: make(own_threshold.OwnThreshold), ToyData),
-    }
-    build, data = cases[which]
-    whole, first, second = build(), build(), build()
-    toy_trainer(tmp_path / "whole").fit(whole, data())
-    toy_trainer(tmp_path / "parts", callbacks=StopAfter(1)).fit(first, data())
-    toy_trainer(tmp_path / "parts").fit(second, data(), ckpt_path="last")
+def test_a_resumed_run_is_bitwise_the_uninterrupted_one(tmp_path: Path, own_threshold: ModuleType) -> None:
+    whole, first, second = (make(own_threshold.OwnThreshold) for _ in range(3))
+    toy_trainer(tmp_path / "whole").fit(whole, ToyData())
+    toy_trainer(tmp_path / "parts", callbacks=StopAfter(1)).fit(first, ToyData())
+    toy_trainer(tmp_path / "parts").fit(second, ToyData(), ckpt_path="last")
     assert_same(weights(second), weights(whole))
     assert whole.clients.state_dict()
     for client, state in whole.clients.state_dict().items():
         assert_same(second.clients.of(client), state)
 
 
-@pytest.mark.parametrize("which", ["scaffold", "own_threshold"])
-def test_stacked_clients_equal_sequential_ones(which: str, scaffold: ModuleType, own_threshold: ModuleType) -> None:
+def test_stacked_clients_equal_sequential_ones(own_threshold: ModuleType) -> None:
     results = []
     for at_once in (1, 5):
-        algorithm = make(vars({"scaffold": scaffold, "own_threshold": own_threshold}[which])[CLASSES[which]])
+        algorithm = make(own_threshold.OwnThreshold)
         algorithm.clients.put(1, "threshold", {"value": torch.tensor(0.36, dtype=torch.float64)})
         federation = Federation(algorithm)
         algorithm.current_round = toy_round()
         algorithm.on_round_start()
-        algorithm.clients.put(1, "c", {name: 0.1 * p for name, p in algorithm.server.parameters.items()})
         results.append(federation.train(clients_of(), at_once))
     assert_agree(results[0], results[1])
     assert len(results[0].kept) == len(results[0].updates) > 2
-
-
-CLASSES = {"scaffold": "Scaffold", "own_threshold": "OwnThreshold"}
 
 
 def test_each_client_has_a_threshold_of_its_own_by_hand(tmp_path: Path, own_threshold: ModuleType) -> None:

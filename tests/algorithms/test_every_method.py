@@ -55,7 +55,7 @@ from tests.algorithms.helpers import (
 from tests.toy import ToyData, assert_same, labeled_clients, toy_round, toy_trainer, weights
 
 DEVICES = SystemModel([Device("a", 1.0, 0.1)])
-SUPERVISED = ("fedavg", "supervised", "easgd", "overlap_sgd", "data_sharing")
+SUPERVISED = ("fedavg", "scaffold", "supervised", "easgd", "overlap_sgd", "data_sharing")
 STACKED = [
     name for name in METHODS if name not in ("supervised", "fed_shvr_dropout", "fedavg_adam") and "_sl" not in name
 ]

@@ -1,0 +1,121 @@
+"""SCAFFOLD: control variates against the drift of clients that hold different classes.
+
+S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh, "SCAFFOLD: Stochastic
+Controlled Averaging for Federated Learning", ICML 2020, arXiv 1910.06378 (Algorithm 1, option II).
+
+A round, for N clients of which those of the set S are drawn:
+
+1. the server sends x and its control variate c;
+2. client i takes K steps from ``y = x``: ``y <- y - eta_l (g_i(y) - c_i + c)``;
+3. it computes ``c_i' = c_i - c + (x - y) / (K eta_l)``, sends y and ``c_i' - c_i``, and stores
+   ``c_i'``;
+4. the server moves x by eta_g of the mean update, and ``c <- c + (1/N) sum_{i in S} (c_i' - c_i)``.
+
+All variates are 0 at first. eta_g is 1, or the rate of SGD as ``aggregation_optimizer``. The paper
+fixes K; here K follows from the client's number of images and E, as in FedAvg. Weights that clients
+keep for themselves, and statistics of batch norm, have no variate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+
+from lightning_fedssl.algorithms.common import checks
+from lightning_fedssl.algorithms.fedavg import FedAvg
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.averaging import Sizes, State, Sums, WeightedSum, sizes_of
+from lightning_fedssl.functional.by_name import mapped, paired, prefixed
+from lightning_fedssl.functional.optimizers import plain_sgd, require_plain_sgd
+from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.state import ClientUpdate
+
+
+class SCAFFOLD(FedAvg):
+    """SCAFFOLD on labelled clients.
+
+    Args:
+        control_variate: Correct gradients by ``c - c_i``; without, it is FedAvg. It costs a model's
+            size per client, and twice the traffic.
+        optimizer: The optimizer of a client's steps: SGD without momentum, with rate eta_l.
+        client_weighting: A client's weight in the mean of the models: ``uniform``, as in the paper,
+            or its number of ``samples``.
+        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.fedavg.FedAvg`.
+    """
+
+    not_deployable = "sends its clients a control variate, which a node does not expect"
+
+    def __init__(
+        self,
+        control_variate: bool = True,
+        optimizer: OptimizerCallable = plain_sgd,
+        client_weighting: Literal["samples", "uniform"] = "uniform",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(optimizer=optimizer, client_weighting=client_weighting, **kwargs)
+        if control_variate:
+            require_plain_sgd(
+                self.optimizer_factory,
+                "SCAFFOLD's c_i' is a client's mean gradient under plain SGD alone",
+                weight_decay=True,
+            )
+        self.control_variate = control_variate
+
+    def on_round_start(self) -> None:
+        """Begin with c = 0; refuse a learning rate of 0, by which c_i' divides."""
+        if not self.control_variate:
+            return
+        self.server.extra.setdefault("c", mapped(torch.zeros_like, self.server.parameters))
+        moves = self.current_round.client_lr > 0
+        remedy = "c_i' divides by it; end model.schedule above 0"
+        checks.require(moves, "optimizer.init_args.lr", 0, remedy)
+
+    def variate(self, client: int) -> State:
+        """c_i, by the names of the weights: 0 before the client's first round."""
+        c, own = self.server.extra["c"], self.clients.get(client, "c")
+        return {name: own[name].to(t) if own else torch.zeros_like(t) for name, t in c.items()}
+
+    def download_sizes(self, client: int, received: State) -> Sizes:
+        """The broadcast, and c."""
+        c = self.server.extra.get("c", {})
+        return super().download_sizes(client, received) | prefixed("c.", sizes_of(c))
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        """Epochs on the labelled images, with ``c - c_i`` added to every gradient."""
+        work = super().on_client_start(data)
+        if not self.control_variate:
+            return work
+        c, own = self.server.extra["c"], self.variate(data.party)
+        return replace(work, control_variate=paired(torch.sub, c, own))
+
+    def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
+        """Store ``c_i'``, and send ``c_i' - c_i = (x - y) / (K eta_l) - c``."""
+        if not self.control_variate:
+            return update
+        x, c, own = self.server.parameters, self.server.extra["c"], self.variate(update.client)
+        steps = update.num_steps * self.current_round.client_lr
+        change = {name: (x[name] - y) / steps - c[name] for name, y in update.parameters.items()}
+        self.clients.put(update.client, "c", paired(torch.add, own, change))
+        return replace(update, payload=prefixed("c.", change))
+
+    def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
+        """Sum the models, and the changes of the variates."""
+        change = WeightedSum()
+
+        def noted() -> Iterable[ClientUpdate]:
+            for update in updates:
+                if update.payload:
+                    change.add(update.payload)
+                yield update
+
+        return {**super().accumulate(noted()), "change": change}
+
+    def aggregate(self, sums: Sums) -> None:
+        """Move x by the mean update, and c by the sum of the changes over N."""
+        super().aggregate(sums)
+        for name, t in sums["change"].total.items():
+            self.server.extra["c"][name.removeprefix("c.")] += t / self.current_round.num_clients
