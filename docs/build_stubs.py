@@ -1,0 +1,79 @@
+"""Writes lightning_fedssl/algorithms/__init__.pyi: the methods' constructors with every argument, for type checkers
+and editors. A method's own constructor names its own arguments and passes the others on.
+
+    python docs/build_stubs.py
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from pathlib import Path
+from types import NoneType
+
+from jsonargparse import ArgumentParser
+
+from lightning_fedssl import algorithms
+
+FILE = Path(algorithms.__file__).with_suffix(".pyi")
+HEAD = """\
+# Written by docs/build_stubs.py.
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from lightning.pytorch.cli import OptimizerCallable
+from torch import nn
+
+"""
+ALSO = """\
+from lightning_fedssl.algorithms.uda import Annealing
+from lightning_fedssl.schedules import Schedule
+from lightning_fedssl.task import Task
+"""
+
+
+def constructor(method: type) -> list[str]:
+    """The arguments of a method: its own in their order, then those that it passes on by name."""
+    parser = ArgumentParser()
+    parser.add_class_arguments(method, "of", fail_untyped=False)
+    defaults = vars(parser.get_defaults().of)
+    classes = [c for c in method.__mro__ if "__init__" in vars(c) and c.__module__.startswith("lightning_fedssl")]
+    every = {p.name: p for c in reversed(classes) for p in inspect.signature(c).parameters.values()}
+    own = list(inspect.signature(method).parameters)
+    passed_on = sorted(defaults.keys() - {*own})
+    lines = []
+    for name in [
+        *(n for n in own if n in every and every[n].kind is not inspect.Parameter.VAR_KEYWORD),
+        "*",
+        *passed_on,
+    ]:
+        if name == "*":
+            lines += ["*"] if passed_on else []
+            continue
+        default = defaults[name]
+        shown = json.dumps(default) if isinstance(default, str) else repr(default)
+        shown = shown if isinstance(default, (str, int, float, NoneType)) and default != math.inf else "..."
+        required = every[name].default is inspect.Parameter.empty
+        kind = every[name].annotation.replace("'", '"').replace("NetworkFactory", "Callable[..., nn.Module]")
+        lines.append(f"{name}: {kind}" + ("" if required else f" = {shown}"))
+    return lines
+
+
+def text() -> str:
+    """The stub: each method derives from its class and from the public methods that this derives from."""
+    methods = {name: getattr(algorithms, name) for name in algorithms.__all__}
+    classes = sorted(methods.values(), key=lambda c: (len(c.__mro__), c.__name__))
+    imports = sorted(f"from {c.__module__} import {c.__name__} as _{c.__name__}\n" for c in classes)
+    parts = [HEAD, *imports, ALSO, "\n__all__ = [\n", *(f'    "{name}",\n' for name in methods), "]\n"]
+    for c in classes:
+        above = [m for m in c.__mro__[1:] if m in classes]
+        bases = ", ".join([f"_{c.__name__}", *(m.__name__ for m in above[:1])])
+        arguments = ",\n        ".join(["self", *constructor(c)])
+        parts.append(f"\nclass {c.__name__}({bases}):\n    def __init__(\n        {arguments},\n    ) -> None: ...\n")
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    FILE.write_text(text(), encoding="utf-8")

@@ -1,0 +1,41 @@
+"""Constructors as type checkers and editors see them: every argument of a method, also those that it passes on."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs import build_stubs
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """\
+from lightning_fedssl import CNN, UDA, FedAvg, FederatedTrainer, FixMatch
+
+method: FedAvg = FixMatch(network=CNN, threshold=0.9, client_epochs=5, prox_mu=0.1)
+FixMatch(network=CNN, treshold=0.9)
+FixMatch(threshold=0.9)
+UDA(network=CNN, threshold=0.9, prox_mu="0.1")
+FederatedTrainer(max_round=3)
+"""
+FOUND = [
+    (4, 'Unexpected keyword argument "treshold" for "FixMatch"; did you mean "threshold"?'),
+    (5, 'Missing named argument "network" for "FixMatch"'),
+    (6, 'Argument "prox_mu" to "UDA" has incompatible type "str"; expected "float"'),
+    (7, 'Unexpected keyword argument "max_round" for "FederatedTrainer"; did you mean "max_rounds"?'),
+]
+
+
+def test_the_stub_has_the_arguments_of_every_method() -> None:
+    assert build_stubs.FILE.read_text(encoding="utf-8") == build_stubs.text(), "python docs/build_stubs.py"
+
+
+def test_mypy_refuses_wrong_arguments(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "mypy", str(tmp_path / "program.py")]  # in the checkout, for its cache
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    assert [(int(n), m) for n, m in re.findall(r"program\.py:(\d+): error: (.*?)  \[", found)] == FOUND, found
