@@ -20,7 +20,7 @@ Array = NDArray[Any]
 SERIES_LENGTH = 256
 """Longer series are shortened to so many values, by linear interpolation."""
 
-PIXELS = 96
+PIXELS = 160
 """Side of the stored photographs."""
 
 

@@ -3,26 +3,23 @@ networks.
 
 H. J. Scudder, "Probability of Error of Some Adaptive Pattern-Recognition Machines", IEEE
 Transactions on Information Theory 1965, with labels weighted by confidence and no threshold, as the
-full-batch gradients of FedSGD (B. McMahan et al., AISTATS 2017, arXiv 1602.05629). D. Berthelot et
-al., "ReMixMatch", ICLR 2020, arXiv 1911.09785, align predictions with class shares.
+full-batch gradients of FedSGD (B. McMahan et al., AISTATS 2017, arXiv 1602.05629).
 
 A round is one step of gradient descent on all samples of the federation:
 
-1. the server sends the classifier w, and the ratio of class shares r;
-2. each client labels its samples, ``y = argmax r p``, with confidence ``c = max r p / sum r p``,
-   and sends the gradient of ``sum c CE(x, y) / sum c``, as the weights after one step, and ``sum
-   c``;
+1. the server sends the classifier w;
+2. each client labels its samples, ``y = argmax p``, with confidence ``c = max p``, and sends the
+   gradient of ``sum c CE(x, y) / sum c``, as the weights after one step, and ``sum c``;
 3. the server makes the same step on its labels, and averages: the clients by ``sum c``, then both
    halves, so that labels weigh as much as all other samples together.
 
 The mean of gradients is that of the pooled data, however these are partitioned: skewed clients do
-no harm. The ratio aligns the predicted class shares with shares that are estimated from predictions
-and labels; equal ones are not assumed.
+no harm. Predictions are not aligned with the class shares of the labels: labels that were collected
+class by class do not tell those of the clients.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -49,8 +46,6 @@ class SelfTraining(ServerPhases):
     an estimate.
 
     Args:
-        share_weight: Weight of the labels' class shares in the mean with the predicted ones, which
-            predictions are aligned with; 0 where the labels say nothing of the clients' classes.
         server_phase: In parallel with the clients, on the same weights, so that both send gradients
             of one model.
         server_steps: Steps of the server in a round: one, on all labels.
@@ -58,33 +53,13 @@ class SelfTraining(ServerPhases):
             :class:`~lightning_fedssl.algorithms.common.server_phases.ServerPhases`.
     """
 
-    label_shares: Tensor
-    predicted_shares: Tensor
-
     def __init__(
         self,
-        share_weight: float = 0.5,
         server_phase: Literal["after", "before", "parallel"] = "parallel",
         server_steps: int | None = 1,
         **kwargs: Any,
     ) -> None:
         super().__init__(server_phase=server_phase, server_steps=server_steps, **kwargs)
-        checks.probability("share_weight", share_weight)
-        self.share_weight = share_weight
-
-    def configure_model(self) -> None:
-        """The network, and the class shares of labels and predictions, equal before the run."""
-        super().configure_model()
-        classes = self.num_classes or 1
-        for name in ("label_shares", "predicted_shares"):
-            if not hasattr(self, name):
-                self.register_buffer(name, torch.full((classes,), 1 / classes))
-
-    def on_run_start(self, data: LocalData) -> None:
-        """Count the classes of the server's labels."""
-        super().on_run_start(data)
-        counts = torch.bincount(data.labels, minlength=len(self.label_shares))
-        self.label_shares.copy_(counts / counts.sum())
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Labels at the server, other samples at the clients."""
@@ -92,30 +67,20 @@ class SelfTraining(ServerPhases):
         checks.has_unlabeled(data, "SelfTraining")
 
     def on_client_start(self, data: LocalData) -> LocalWork:
-        """Label all samples of a client: ``y = argmax r p``, with their confidence c."""
+        """Label all samples of a client: ``y = argmax p``, with their confidence ``c = max p``."""
         x = data.plain(data.unlabeled)
         with torch.no_grad():
-            p = self(x).softmax(1)
-        shares = torch.lerp(self.predicted_shares, self.label_shares, self.share_weight)
-        aligned = p * shares / self.predicted_shares
-        confidence, y = (aligned / aligned.sum(1, keepdim=True)).max(1)
+            confidence, y = self(x).softmax(1).max(1)
         batch = {"x": x, "y": y, "weight": confidence}
-        total = confidence.sum()
-        payload = {"weight": total, "predicted_shares": confidence @ p / total}
         pseudo = PseudoLabels(y, confidence, torch.ones_like(y, dtype=torch.bool))
-        return LocalWork(len(y), min(len(y), 1), lambda step: batch, pseudo, payload=payload)
+        return LocalWork(
+            len(y), min(len(y), 1), lambda step: batch, pseudo, payload={"weight": confidence.sum()}
+        )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """``sum c CE(x, y) / sum c``."""
         loss = F.cross_entropy(self(batch["x"]), batch["y"], reduction="none")
         return (batch["weight"] * loss).sum() / batch["weight"].sum()
-
-    def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
-        """Send the predicted class shares instead of those received."""
-        weight = update.payload["weight"]
-        shares = update.payload["predicted_shares"]
-        buffers = {**update.buffers, "predicted_shares": shares}
-        return replace(update, buffers=buffers, payload={"weight": weight})
 
     def client_weight(self, update: ClientUpdate) -> float:
         """``sum c``, of all of the client's samples."""

@@ -35,7 +35,8 @@ class TimmBackbone(Backbone):
     """A pretrained network of timm without its classifier: images to pooled features.
 
     Images of any size are resized to ``size`` (bilinear), grey ones get three channels, and pixels
-    are normalised as timm's configuration of the network says.
+    are normalised as timm's configuration of the network says. The features of each image are
+    scaled to a mean square of 1, so that bright or busy images weigh no more than others.
 
     Args:
         name: A name of timm's, such as ``tf_efficientnet_lite0``.
@@ -54,7 +55,7 @@ class TimmBackbone(Backbone):
         self,
         name: str,
         weights: str | None = "hub",
-        size: int = 96,
+        size: int = 160,
         mean: tuple[float, float, float] | None = None,
         std: tuple[float, float, float] | None = None,
     ) -> None:
@@ -88,7 +89,12 @@ class TimmBackbone(Backbone):
             x = F.interpolate(x, (side, side), mode="bilinear", antialias=smaller)
         mean, std = (x.new_tensor(v).view(-1, 1, 1) for v in (self.mean, self.std))
         features: Tensor = self.network((x.expand(-1, 3, -1, -1) - mean) / std)
-        return features
+        return _of_unit_scale(features, 1)
+
+
+def _of_unit_scale(x: Tensor, *dims: int) -> Tensor:
+    """A sample's values, scaled to a mean square of 1 over some dimensions."""
+    return x / x.square().mean(dims, keepdim=True).sqrt().clamp_min(1e-6)
 
 
 def _load(network: nn.Module, path: str) -> None:
@@ -106,18 +112,19 @@ def _load(network: nn.Module, path: str) -> None:
     network.load_state_dict({name: found[name] for name in own})
 
 
-SHORTEST_SERIES = 11
-"""Steps of the longest kernel, which a series needs at least."""
+SHORTEST_SERIES = 12
+"""Steps that a series needs at least: its differences are as many as the longest kernel has."""
 
 
 class RandomKernels(Backbone):
     """Features of series by random convolution kernels, and the series themselves.
 
     A. Dempster, F. Petitjean, G. I. Webb, "ROCKET", Data Mining and Knowledge Discovery 2020, arXiv
-    1910.13051: kernels of random length (7, 9 or 11), weights, bias, dilation and padding; each
-    gives the share of positive values and the largest value. Kernels do not see the level of a
-    series, so its values are features, too: repeated until they are about as many, they weigh as
-    much.
+    1910.13051: kernels of random length (7, 9 or 11), weights, bias, dilation and padding. Each
+    gives the share of positive values, of the series and of its differences (C. W. Tan et al.,
+    "MultiRocket", Data Mining and Knowledge Discovery 2022, arXiv 2102.00457), these scaled to a
+    mean square of 1. Kernels do not see the level of a series, so its values are features, too:
+    repeated until they are about as many, they weigh as much.
 
     Args:
         kernels: Number of kernels; each gives two features.
@@ -137,12 +144,13 @@ class RandomKernels(Backbone):
         if not self.groups:
             self._draw(x)
         features = []
-        for number, (dilation, padding) in enumerate(self.groups):
-            weight, bias = (
-                self.get_buffer(f"{part}_{number}").to(x.dtype) for part in ("weight", "bias")
-            )
-            y = F.conv1d(x, weight, bias, padding=padding, dilation=dilation)
-            features += [(y > 0).to(x.dtype).mean(2), y.amax(2)]
+        for series in (x, _of_unit_scale(x.diff(dim=2), 1, 2)):
+            for number, (dilation, padding) in enumerate(self.groups):
+                weight, bias = (
+                    self.get_buffer(f"{part}_{number}").to(x.dtype) for part in ("weight", "bias")
+                )
+                y = F.conv1d(series, weight, bias, padding=padding, dilation=dilation)
+                features.append((y > 0).to(x.dtype).mean(2))
         values = x.flatten(1)
         features.append(values.repeat(1, max(1, 2 * self.kernels // values.shape[1])))
         return torch.cat(features, dim=1)
@@ -171,7 +179,7 @@ class RandomKernels(Backbone):
         for _ in range(self.kernels):
             u = torch.rand(4, generator=generator).tolist()
             length = (7, 9, 11)[int(3 * u[0])]
-            dilation = int(2 ** (u[1] * math.log2((time - 1) / (length - 1))))
+            dilation = int(2 ** (u[1] * math.log2((time - 2) / (length - 1))))
             padding = (length - 1) * dilation // 2 if u[2] < 0.5 else 0
             weight = torch.randn(channels, length, generator=generator)
             weight -= weight.mean(1, keepdim=True)

@@ -14,7 +14,7 @@ from lightning_fedssl.models import MLP
 from tests.algorithms.helpers import fitted, toy_self_training
 from tests.toy import ToyData
 
-RATE, ROUNDS, DECAY, WEIGHT = 0.1, 4, 0.01, 0.7
+RATE, ROUNDS, DECAY = 0.1, 4, 0.01
 
 
 def pooled(data: ToyData, network: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -22,19 +22,14 @@ def pooled(data: ToyData, network: torch.nn.Module) -> dict[str, torch.Tensor]:
     server = data.local_data(-1, 1, torch.float64)
     x, y = server.plain(server.labeled), server.labels
     u = server.plain(data.unlabeled_pool())
-    labeled = torch.bincount(y, minlength=3).double() / len(y)
-    predicted = torch.full((3,), 1 / 3, dtype=torch.float64)
     for _ in range(ROUNDS):
-        p = network(u).softmax(1).detach()
-        aligned = p * (WEIGHT * labeled + (1 - WEIGHT) * predicted) / predicted
-        c, guess = (aligned / aligned.sum(1, keepdim=True)).max(1)
+        c, guess = network(u).softmax(1).detach().max(1)
         unlabeled_loss = (c * F.cross_entropy(network(u), guess, reduction="none")).sum() / c.sum()
         loss = (F.cross_entropy(network(x), y) + unlabeled_loss) / 2
         grads = torch.autograd.grad(loss, list(network.parameters()))
         with torch.no_grad():
             for w, g in zip(network.parameters(), grads, strict=True):
                 w.sub_(RATE * (g + DECAY * w))
-        predicted = (predicted + c @ p / c.sum()) / 2
     return {f"network.{name}": w.detach() for name, w in network.named_parameters()}
 
 
@@ -47,7 +42,7 @@ def test_it_is_pooled_self_training_whatever_the_partition(
         return torch.optim.SGD(parameters, lr=RATE, weight_decay=DECAY)
 
     data = ToyData(partition=partition, num_clients=6, server_batch_size=99, weak="none", strong="none")
-    made: dict[str, Any] = {"optimizer": sgd, "network": partial(MLP, hidden=()), "share_weight": WEIGHT}
+    made: dict[str, Any] = {"optimizer": sgd, "network": partial(MLP, hidden=())}
     method = toy_self_training(**made)
     run: dict[str, Any] = {"max_rounds": ROUNDS, "clients_at_once": clients_at_once}
     trained = fitted(tmp_path, method, data, **run)
