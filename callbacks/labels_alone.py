@@ -42,7 +42,8 @@ class LabelsAlone(FederatedCallback):
     a simple classifier is often better than any network: those of
     :func:`~lightning_fedssl.callbacks.simple_classifiers.simple_answers` are logged as
     ``simple/logistic_regression`` and ``simple/extra_trees``, and ``simple/majority`` is the share
-    of the largest class. The last lines of the run compare all.
+    of the largest class. The last lines of the run compare all; ``export`` writes networks, not
+    classifiers of scikit-learn.
 
     ``checkpoints/chosen.ckpt`` is what ``export`` takes if no checkpoint is named: the last model
     with the clients' samples if :func:`estimate_gain` is above 0, else that of the labels alone;
@@ -50,9 +51,14 @@ class LabelsAlone(FederatedCallback):
 
     It needs labels at the server, and costs the server's share of the run once more. In a run of
     ``Supervised``, or one that was interrupted, it does nothing.
+
+    Args:
+        expected_gain: What the clients' samples are expected to add to the accuracy, before any
+            validation. The default is a loss, as on real tables and series.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, expected_gain: float = -0.02) -> None:
+        self.expected_gain = expected_gain
         self.reset()
 
     def reset(self) -> None:
@@ -130,7 +136,7 @@ class LabelsAlone(FederatedCallback):
         count = len(trainer.datamodule.validation_labels)
         both = (trainer.callback_metrics, bound)
         ours, alone = (float(metrics.get("val/accuracy", 0)) for metrics in both)
-        gain, error = estimate_gain(ours, alone, count)
+        gain, error = estimate_gain(ours, alone, count, self.expected_gain)
         path = FederatedCheckpoint.folder(trainer) / CHOSEN
         trainer.save_checkpoint(path, weights_only=True)
         self.chosen = type(algorithm).__name__
@@ -142,7 +148,7 @@ class LabelsAlone(FederatedCallback):
                 shutil.copy(labels_alone, path)
         accuracy = float(both[gain <= 0]["test/accuracy"])
         trainer.log_metrics({"chosen/accuracy": accuracy})
-        points = [f"{100 * value:+.1f}" for value in (gain, error, EXPECTED_GAIN)]
+        points = [f"{100 * value:+.1f}" for value in (gain, error, self.expected_gain)]
         self.lines.append(
             f"export takes {model}: estimated gain by the clients {points[0]} points (standard "
             f"error {points[1][1:]}), of {points[2]} expected and {count} validation samples"
@@ -159,11 +165,13 @@ class LabelsAlone(FederatedCallback):
             | {"simple/majority": most}
         )
         alone, accuracy = (float(measured[f"{of}/accuracy"]) for of in ("bound", "test"))
-        best = alone, "labels alone"
+        best, unwritten = (alone, "labels alone"), ""
         if answers:
             first = answers[0]
             names = [f"{a.name} {100 * a.accuracy:.1f} %" for a in answers]
-            best = max(best, (first.accuracy, first.name))
+            if first.accuracy > alone:
+                best = first.accuracy, first.name
+                unwritten = " (export does not write it: fit scikit-learn's yourself)"
             self.lines.append(
                 f"simple answers: {', '.join(names)}; always the largest class {100 * most:.1f} % "
                 f"({first.name} in cross-validation over the labels: {100 * first.estimate:.0f} %, "
@@ -172,7 +180,7 @@ class LabelsAlone(FederatedCallback):
         noun = data.spec.noun
         self.lines.append(
             f"best on these {len(data.split.server_labeled)} labels: {best[1]} "
-            f"{100 * best[0]:.1f} %; with the clients' {noun}s {100 * accuracy:.1f} %"
+            f"{100 * best[0]:.1f} %{unwritten}; with the clients' {noun}s {100 * accuracy:.1f} %"
         )
         advice = next_step(best[0], accuracy, len(data.test_labels), export_command(trainer))
         self.lines += [verdict(alone, accuracy, len(data.test_labels), noun), f"next: {advice}"]
@@ -232,13 +240,13 @@ def verdict(bound: float, accuracy: float, images: int, noun: str) -> str:
     )
 
 
-EXPECTED_GAIN = -0.02
 EXPECTED_ERROR = 0.03
-"""What clients' samples add to the accuracy of few labels on real tasks, and its deviation between
-tasks: a loss, so that validation samples must show a gain before it is believed."""
+"""The deviation of the gain by the clients' samples between real tasks."""
 
 
-def estimate_gain(accuracy: float, bound: float, count: int) -> tuple[float, float]:
+def estimate_gain(
+    accuracy: float, bound: float, count: int, expected: float
+) -> tuple[float, float]:
     """The gain of the clients' samples: the expected one, corrected by what validation shows.
 
     Both are weighted by their precision, so a few validation samples change little.
@@ -247,14 +255,14 @@ def estimate_gain(accuracy: float, bound: float, count: int) -> tuple[float, flo
         accuracy: Validation accuracy with the clients' samples, from 0 to 1.
         bound: That of the labels alone.
         count: Validation samples; 0 for none.
+        expected: The gain before any validation.
 
     Returns:
         The estimate and its standard error.
     """
     if not count:
-        return EXPECTED_GAIN, EXPECTED_ERROR
+        return expected, EXPECTED_ERROR
     of_both = [accuracy_error(value, count) ** 2 for value in (accuracy, bound)]
-    measured = 1 / sum(of_both)
-    before = 1 / EXPECTED_ERROR**2
-    gain = (measured * (accuracy - bound) + before * EXPECTED_GAIN) / (measured + before)
+    measured, before = 1 / sum(of_both), 1 / EXPECTED_ERROR**2
+    gain = (measured * (accuracy - bound) + before * expected) / (measured + before)
     return gain, 1 / math.sqrt(measured + before)

@@ -30,7 +30,7 @@ def method(**kwargs: Any) -> FixMatch:
 def run(folder: Path, rounds: int = 2, ckpt_path: Path | None = None, **kwargs: Any) -> FederatedTrainer:
     trainer = FederatedTrainer(
         max_rounds=rounds, clients_per_round=2, accelerator="cpu", devices=kwargs.pop("devices", 1),
-        callbacks=[LabelsAlone()], default_root_dir=folder,
+        callbacks=[LabelsAlone(kwargs.pop("expected_gain", -0.02))], default_root_dir=folder,
     )  # fmt: skip
     trainer.fit(method(**kwargs), ToyData(validation=0.2), ckpt_path)
     return trainer
@@ -95,29 +95,30 @@ def test_the_verdict_says_which_is_better_and_what_to_do(
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "bound", "count", "chosen"),
+    ("accuracy", "bound", "count", "expected", "chosen"),
     [
-        (0.0, 0.0, 0, False),
-        (1.0, 0.0, 1, False),  # one right sample is no evidence, also at 100 %
-        (0.9, 0.8, 20, False),
-        (0.9, 0.8, 200, True),
-        (0.8, 0.8, 10_000, False),
+        (0.0, 0.0, 0, -0.02, False),
+        (0.0, 0.0, 0, 0.02, True),
+        (1.0, 0.0, 1, -0.02, False),  # one right sample is no evidence, also at 100 %
+        (0.9, 0.8, 20, -0.02, False),
+        (0.9, 0.8, 200, -0.02, True),
+        (0.8, 0.9, 200, 0.02, False),
+        (0.8, 0.8, 10_000, -0.02, False),
     ],
 )
 def test_the_labels_alone_are_chosen_unless_a_gain_is_shown(
-    accuracy: float, bound: float, count: int, chosen: bool
+    accuracy: float, bound: float, count: int, expected: float, chosen: bool
 ) -> None:
-    gain, error = labels_alone.estimate_gain(accuracy, bound, count)
+    gain, error = labels_alone.estimate_gain(accuracy, bound, count, expected)
     assert (gain > 0) == chosen
     assert 0 < error <= labels_alone.EXPECTED_ERROR
 
 
 @pytest.mark.parametrize("expected", [-0.5, 0.5])
 def test_the_chosen_model_is_exported_and_its_accuracy_reported(
-    tmp_path: Path, expected: float, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, expected: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(labels_alone, "EXPECTED_GAIN", expected)
-    trainer = run(tmp_path)
+    trainer = run(tmp_path, expected_gain=expected)
     result = json.loads((folder_of(trainer) / "result.json").read_text())
     method, of = ("FixMatch", "test") if expected > 0 else ("Supervised", "bound")
     assert result["chosen/method"] == method
