@@ -263,6 +263,7 @@ def estimate_gain(
     if not count:
         return expected, EXPECTED_ERROR
     of_both = [accuracy_error(value, count) ** 2 for value in (accuracy, bound)]
-    measured, before = 1 / sum(of_both), 1 / EXPECTED_ERROR**2
+    measured = 1 / sum(of_both)
+    before = 1 / EXPECTED_ERROR**2
     gain = (measured * (accuracy - bound) + before * expected) / (measured + before)
     return gain, 1 / math.sqrt(measured + before)
