@@ -101,10 +101,21 @@ def test_a_command_is_understood(
     assert end.value.code == 0, capsys.readouterr().err
 
 
+def run_command(command: list[str]) -> None:
+    """A run ends after two rounds, a resumed one after three."""
+    shows = any(word.endswith(("help", "print_config")) for word in command)
+    trains, rounds = command[0] in ("fit", "compare") and not shows, 2 + ("--ckpt_path" in command)
+    try:
+        code = main([*command, *(["--trainer.max_rounds", str(rounds)] if trains else [])])
+    except SystemExit as end:  # --help, --print_config
+        code = end.code  # type: ignore[assignment]
+    assert code == 0, command
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES_WITH_CODE)
 def test_the_page_runs(folder: Path, page: str) -> None:
-    """In the order of the page; every run ends after two rounds, a resumed one after three."""
+    """In the order of the page."""
     if page == "docs/pretrained.md":
         pytest.importorskip("peft")
     write_data(folder)
@@ -113,10 +124,26 @@ def test_the_page_runs(folder: Path, page: str) -> None:
         if kind == "python" and not title:
             exec(compile(text, page, "exec"), names)
         for command in commands(text) if kind == "bash" else []:
-            shows = any(word.endswith(("help", "print_config")) for word in command)
-            trains, rounds = command[0] in ("fit", "compare") and not shows, 2 + ("--ckpt_path" in command)
-            try:
-                code = main([*command, *(["--trainer.max_rounds", str(rounds)] if trains else [])])
-            except SystemExit as end:  # --help, --print_config
-                code = end.code  # type: ignore[assignment]
-            assert code == 0, (page, command)
+            run_command(command)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["quickstart", "own_images"])
+def test_the_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an empty folder, all cells of code but magics such as %pip."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    monkeypatch.chdir(tmp_path)
+    import notebooks  # type: ignore[import-not-found]
+
+    names: dict[str, Any] = {"__name__": "notebook"}
+    made = [cell["source"] for cell in notebooks.notebook(name)["cells"] if cell["cell_type"] == "code"]
+    assert "".join(made).count("!lightning-fedssl") >= 2
+    for source in made:
+        if source.startswith("%%writefile"):
+            line, _, text = source.partition("\n")
+            Path(line.split()[1]).write_text(text)
+        elif source.startswith("!"):
+            for command in commands(source.replace("!", "")):
+                run_command(command)
+        elif not source.startswith("%"):
+            exec(compile(source, name, "exec"), names)

@@ -6,12 +6,14 @@ import os
 import re
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
+import lightning_fedssl
 from lightning_fedssl.cli.entry import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,6 +25,9 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, env=environment)
     assert result.returncode == 0, result.stderr
+    inventory = zlib.decompress((tmp_path / "objects.inv").read_bytes().split(b"\n", 4)[4]).decode()
+    documented = {line.split(" ")[0].rpartition(".")[2] for line in inventory.splitlines()}
+    assert documented >= set(lightning_fedssl.__all__)
 
 
 def test_the_results_page_is_that_of_the_csv_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
