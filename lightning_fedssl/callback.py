@@ -57,6 +57,11 @@ class FederatedCallback(Callback):
     the rank that trains the client, and a checkpoint has the state of rank 0. A callback that
     counts clients adds up all ranks' values by ``trainer.gather`` in a hook that every rank calls,
     such as :meth:`on_round_end`.
+
+    Example:
+        >>> class Loss(FederatedCallback):
+        ...     def on_round_end(self, trainer, algorithm, metrics):
+        ...         print(trainer.round_index, metrics["client/loss"])
     """
 
     def reset(self) -> None:

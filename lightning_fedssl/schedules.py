@@ -83,6 +83,10 @@ class Cosine(Schedule):
     Args:
         rounds: T; by default the trainer's ``max_rounds``.
         final: The factor at the end of the curve.
+
+    Example:
+        >>> [round(Cosine().factor(t, 4), 2) for t in (1, 2, 3, 4)]
+        [1.0, 0.85, 0.5, 0.15]
     """
 
     def __init__(self, rounds: int | None = None, final: float = 0.0) -> None:

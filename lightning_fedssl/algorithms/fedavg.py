@@ -38,6 +38,14 @@ class FedAvg(ServerPhases):
         prox_mu: mu, the weight of the proximal term (FedProx Eq. 2); 0 is FedAvg.
         kwargs: The arguments of
             :class:`~lightning_fedssl.algorithms.common.server_phases.ServerPhases`.
+
+    Example:
+        >>> from functools import partial
+        >>> import torch
+        >>> from lightning_fedssl import MLP
+        >>> rate = partial(torch.optim.SGD, lr=0.1)
+        >>> FedAvg(network=partial(MLP, hidden=[8]), optimizer=rate, client_epochs=2).client_epochs
+        2
     """
 
     tasks = ANY_TASK

@@ -59,6 +59,12 @@ class FixMatch(FedAvg):
             bound of the server's labels alone.
         server_epochs: Epochs of the server over its labelled images, where it has some.
         kwargs: The arguments of FedAvg: ``prox_mu`` and those of the server's phases.
+
+    Example:
+        >>> from lightning_fedssl import CNN
+        >>> method = FixMatch(network=CNN, threshold=0.8, client_epochs=5, server_steps=20)
+        >>> method.threshold, method.client_epochs
+        (0.8, 5)
     """
 
     tasks = CONFIDENT

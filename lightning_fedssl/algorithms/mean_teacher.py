@@ -43,6 +43,11 @@ class MeanTeacher(PairedBatches):
         decay: Largest decay of the teacher.
         kwargs: The arguments of
             :class:`~lightning_fedssl.algorithms.common.labeled_unlabeled.PairedBatches`.
+
+    Example:
+        >>> from lightning_fedssl import CNN
+        >>> MeanTeacher(network=CNN, decay=0.999, client_epochs=1).client_epochs
+        1
     """
 
     tasks = ANY_TASK

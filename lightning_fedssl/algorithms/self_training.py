@@ -51,6 +51,11 @@ class SelfTraining(ServerPhases):
         server_steps: Steps of the server in a round: one, on all labels.
         kwargs: The arguments of
             :class:`~lightning_fedssl.algorithms.common.server_phases.ServerPhases`.
+
+    Example:
+        >>> from lightning_fedssl import MLP
+        >>> SelfTraining(network=MLP, init_head="labels").server_phase
+        'parallel'
     """
 
     def __init__(

@@ -172,6 +172,11 @@ class SemiFL(GlobalLabels):
         mix_resample: Redraw D_mix at each ``access``, or once per ``round``, as in Eq. 4.
         kwargs: The arguments of :class:`GlobalLabels`: the threshold
             tau, the numbers of epochs E, the server's momentum and phase.
+
+    Example:
+        >>> from lightning_fedssl import CNN
+        >>> SemiFL(network=CNN, threshold=0.9).aggregation_optimizer is None  # momentum 0.5
+        False
     """
 
     tasks = CONFIDENT

@@ -36,6 +36,11 @@ class Supervised(FederatedAlgorithm):
         server_view: The view of the labelled images. ``strong`` is the augmentation that
             semi-supervised methods use on their unlabelled images.
         kwargs: The arguments every algorithm takes; those of clients have no effect.
+
+    Example:
+        >>> from lightning_fedssl import CNN
+        >>> Supervised(network=CNN, server_steps=50).trains_clients
+        False
     """
 
     not_deployable = no_personal = "trains at the server alone, without clients"

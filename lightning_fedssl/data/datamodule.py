@@ -133,6 +133,14 @@ class FederatedDataModule(LightningDataModule):
     Raises:
         ValueError: If a value is out of range; the message names the key.
         FileNotFoundError: If dataset is image_folder and there are no class folders.
+
+    Example:
+        >>> from lightning_fedssl import Dirichlet
+        >>> skewed = Dirichlet(0.3)
+        >>> data = FederatedDataModule("digits", num_clients=5, num_labels=100, partition=skewed)
+        >>> data.setup()
+        >>> len(data.split.server_labeled), len(data.split.clients)
+        (100, 5)
     """
 
     def __init__(

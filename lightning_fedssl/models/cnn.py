@@ -34,6 +34,11 @@ class CNN(Network):
         norm_groups: Groups of a group norm; layers with fewer channels have a group per channel.
         depth: Number of convolutions; null: three, and one more for each doubling of the image's
             side above 32 pixels.
+
+    Example:
+        >>> import torch
+        >>> CNN(num_classes=10, in_shape=(1, 8, 8), width=4)(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(

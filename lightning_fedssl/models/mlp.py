@@ -27,6 +27,11 @@ class MLP(Network):
 
     Raises:
         ValueError: If ``dropout`` is not from 0 to below 1.
+
+    Example:
+        >>> import torch
+        >>> MLP(num_classes=3, in_shape=(4,), hidden=[8])(torch.zeros(2, 4)).shape
+        torch.Size([2, 3])
     """
 
     def __init__(

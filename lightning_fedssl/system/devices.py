@@ -101,6 +101,11 @@ class SystemModel:
             drawn for every client and round.
         upload_mbit_s: Smallest and largest upload rate of a client, in megabits per second.
         server_step_s: Seconds of a training step of the server; its links cost nothing.
+
+    Example:
+        >>> system = SystemModel([Device("phone", seconds=0.5)], upload_mbit_s=(8, 8))
+        >>> system.client_duration(0, 1, 0, Usage(steps=4, work=4, up=2_000_000)).total
+        4.0
     """
 
     def __init__(

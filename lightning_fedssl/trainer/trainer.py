@@ -116,6 +116,20 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         enable_progress_bar: Show the progress: in a terminal a bar, elsewhere one line a round.
             The result and the run folder are printed in any case.
         default_root_dir: Where runs are written; the current folder if left out.
+
+    Example:
+        >>> import torch
+        >>> from lightning_fedssl import MLP, FedAvg, FederatedDataModule
+        >>> x, y = torch.randn(60, 4), torch.arange(60) % 2
+        >>> data = FederatedDataModule.from_datasets(
+        ...     (x, y), (x, y), weak="none", strong="none", num_clients=3, num_labels="all",
+        ...     label_location="clients", validation=0,
+        ... )
+        >>> trainer = FederatedTrainer(max_rounds=2, logger=False, enable_progress_bar=False)
+        >>> trainer.fit(FedAvg(network=MLP), data)
+        after round 2: test accuracy ...
+        >>> trainer.round_index
+        2
     """
 
     def __init__(

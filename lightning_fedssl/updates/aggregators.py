@@ -128,6 +128,11 @@ class TrimmedMean(Aggregator):
     Args:
         share: beta, the share of the updates that is left out at either end, rounded down to a
             number of 1 or more.
+
+    Example:
+        >>> import torch
+        >>> TrimmedMean(0.2).aggregate(torch.tensor([[0.0], [1.0], [2.0], [3.0], [1e6]]))
+        tensor([2.])
     """
 
     def __init__(self, share: float = 0.2) -> None:
@@ -147,6 +152,11 @@ class TrimmedMean(Aggregator):
 class Median(Aggregator):
     """The median of each number, with an even number of updates the mean of both middle values (Yin
     et al., 2018).
+
+    Example:
+        >>> import torch
+        >>> Median().aggregate(torch.tensor([[0.0, 2.0], [1.0, 2.0], [1e6, 2.0]]))
+        tensor([1., 2.])
     """
 
     def aggregate(self, updates: Tensor) -> Tensor:
@@ -163,6 +173,11 @@ class Krum(Aggregator):
 
     Args:
         attackers: f, the largest number of attackers in a round.
+
+    Example:
+        >>> import torch
+        >>> Krum(attackers=1).aggregate(torch.tensor([[0.0], [1.0], [2.0], [4.0], [1e6]]))
+        tensor([1.])
     """
 
     def __init__(self, attackers: int = 2) -> None:

@@ -71,6 +71,12 @@ class CentralDP(UpdateRule):
 
     Raises:
         ValueError: Names the argument.
+
+    Example:
+        >>> from lightning_fedssl import FederatedTrainer
+        >>> rules = [CentralDP(delta=1e-5, epsilon=8, clip=1.0)]
+        >>> FederatedTrainer(updates=rules, clients_per_round=50).updates[0].clip
+        1.0
     """
 
     def __init__(

@@ -169,6 +169,13 @@ class Iid(Partition):
     Args:
         drop_remainder: Give every client exactly floor(N / M) images and leave out the few that
             remain. If false, they go one each to the first clients.
+
+    Example:
+        >>> import numpy as np
+        >>> import torch
+        >>> labels = torch.arange(100) % 10
+        >>> [len(part) for part in Iid().assign(labels, 3, 10, np.random.default_rng(0))]
+        [33, 33, 33]
     """
 
     def __init__(self, drop_remainder: bool = True) -> None:
@@ -196,6 +203,14 @@ class Shards(Partition):
 
     Args:
         classes_per_client: Shards per client, K in the paper.
+
+    Example:
+        >>> import numpy as np
+        >>> import torch
+        >>> labels = torch.arange(100) % 10
+        >>> parts = Shards(2).assign(labels, 5, 10, np.random.default_rng(0))
+        >>> [len(labels[part].unique()) for part in parts]
+        [2, 2, 2, 2, 2]
     """
 
     def __init__(self, classes_per_client: int = 2) -> None:
@@ -246,6 +261,14 @@ class Dirichlet(Partition):
         alpha: Concentration, beta in SemiFL's paper; the smaller, the more uneven.
         min_size: Least number of images per client; lowered, with a warning, to what N images
             allow.
+
+    Example:
+        >>> import numpy as np
+        >>> import torch
+        >>> labels = torch.arange(100) % 10
+        >>> parts = Dirichlet(0.3, min_size=5).assign(labels, 4, 10, np.random.default_rng(0))
+        >>> sum(map(len, parts)), min(map(len, parts)) >= 5
+        (100, True)
     """
 
     def __init__(self, alpha: float = 0.3, min_size: int = 10) -> None:

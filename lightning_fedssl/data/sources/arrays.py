@@ -64,6 +64,13 @@ class Datasets(DataSource):
     Raises:
         ValueError: If samples differ in shape, hold NaN, or do not fit labels or identifiers, or
             the data sets number other classes; the message names which.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import TensorDataset
+        >>> samples = TensorDataset(torch.randn(20, 3), torch.arange(20) % 2)
+        >>> Datasets(samples, samples, class_names=["no", "yes"]).load().spec.in_shape
+        (3,)
     """
 
     # Dataset and not Dataset[Any]: for that, jsonargparse accepts no arguments of the class that is
