@@ -18,7 +18,7 @@ from lightning_fedssl.storage.files import replace_file
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.metrics import Metrics
+    from lightning_fedssl.metrics.rounds import Metrics
     from lightning_fedssl.run import Run
 
 _NETWORK = "network."

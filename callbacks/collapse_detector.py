@@ -14,7 +14,7 @@ from lightning_fedssl.callbacks.checkpoint import DECLINE
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.metrics import Metrics
+    from lightning_fedssl.metrics.rounds import Metrics
     from lightning_fedssl.run import Run
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from lightning_fedssl.functional.by_name import mapped
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.metrics import Metrics
+    from lightning_fedssl.metrics.rounds import Metrics
     from lightning_fedssl.run import Run
     from lightning_fedssl.state import Direction
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.metrics import Metrics
+    from lightning_fedssl.metrics.rounds import Metrics
     from lightning_fedssl.run import Run
 
 LAYOUT: dict[str, dict[str, list[Any]]] = {

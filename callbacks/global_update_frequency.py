@@ -11,7 +11,7 @@ from lightning_fedssl.callback import FederatedCallback
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.metrics import Metrics
+    from lightning_fedssl.metrics.rounds import Metrics
     from lightning_fedssl.run import Run
 
 

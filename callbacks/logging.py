@@ -21,7 +21,7 @@ from lightning_fedssl.callbacks.simple_classifiers import accuracy_error
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.metrics import Metrics
+    from lightning_fedssl.metrics.rounds import Metrics
     from lightning_fedssl.run import Run
     from lightning_fedssl.state import ClientUpdate
 

@@ -13,7 +13,7 @@ from lightning_fedssl.system import Outcome
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.metrics import Metrics
+    from lightning_fedssl.metrics.rounds import Metrics
     from lightning_fedssl.run import Run
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.metrics import Metrics
+    from lightning_fedssl.metrics.rounds import Metrics
     from lightning_fedssl.run import Run
 
 

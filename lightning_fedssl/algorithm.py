@@ -41,7 +41,7 @@ from lightning_fedssl.functional.frozen import personal_names
 from lightning_fedssl.functional.optimizers import sgd
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32
 from lightning_fedssl.local_work import LocalWork, labeled_work
-from lightning_fedssl.metrics import Scalars
+from lightning_fedssl.metrics.rounds import Scalars
 from lightning_fedssl.models import NetworkFactory, StaticBatchNorm2d, build_network
 from lightning_fedssl.models.head import start_head
 from lightning_fedssl.models.pretrained import load_weights

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from lightning.pytorch.callbacks import Callback
 
-from lightning_fedssl.metrics import Metrics
+from lightning_fedssl.metrics.rounds import Metrics
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -24,7 +24,7 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.functional.by_name import below
 from lightning_fedssl.local_training import LocalTraining
-from lightning_fedssl.metrics import Counter, MetricCollector, Metrics, as_tensors
+from lightning_fedssl.metrics.rounds import Counter, MetricCollector, Metrics, as_tensors
 from lightning_fedssl.round import Round
 from lightning_fedssl.state import Direction
 from lightning_fedssl.storage.run_folder import RunFolder

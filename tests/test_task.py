@@ -23,11 +23,11 @@ from lightning_fedssl.data import FederatedDataModule, ImageTable, MaskFolders, 
 from lightning_fedssl.data.augment.views import make_views
 from lightning_fedssl.export import load_network
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
+from lightning_fedssl.metrics.evaluation import EvaluationMetrics
 from lightning_fedssl.models import CNN, UNet, build_network
 from lightning_fedssl.state import Batch
 from lightning_fedssl.task import Classification, MultiLabel, Regression, Segmentation, Task
 from lightning_fedssl.trainer import FederatedTrainer
-from lightning_fedssl.trainer.evaluation_metrics import EvaluationMetrics
 from tests.toy import SPEC, images_of, sgd
 
 LOG3 = math.log(3)

@@ -35,7 +35,7 @@ from lightning_fedssl.functional.by_name import only, unprefixed, without
 from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_work import LocalWork
-from lightning_fedssl.metrics import MetricCollector
+from lightning_fedssl.metrics.rounds import MetricCollector
 from lightning_fedssl.round import Round
 from lightning_fedssl.state import ClientStore, load_state, named_payload
 from lightning_fedssl.trainer import setup

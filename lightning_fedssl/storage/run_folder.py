@@ -14,7 +14,6 @@ from lightning.fabric import Fabric
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch import Tensor
 
-from lightning_fedssl.metrics import Metrics
 from lightning_fedssl.storage.files import replace_file
 
 
@@ -97,7 +96,7 @@ class RunFolder:
         self._log_dir = self._reserved = None
         self._in_use = False
 
-    def log_metrics(self, metrics: Metrics, step: int) -> None:
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
         """Write scalars to every logger."""
         for logger in self.loggers:
             logger.log_metrics(metrics, step=step)

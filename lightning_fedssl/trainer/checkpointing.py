@@ -19,7 +19,7 @@ from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.export import describe_model
 from lightning_fedssl.export.description import Description, describe_data
 from lightning_fedssl.functional.by_name import mapped, only, prefixed, without
-from lightning_fedssl.metrics import Metrics
+from lightning_fedssl.metrics.rounds import Metrics
 from lightning_fedssl.round import Round
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import frozen_state, load_optimizer_state, load_state, optimizer_state

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data.partition.statistics import plural
-from lightning_fedssl.metrics import MetricCollector, Metrics
+from lightning_fedssl.metrics.evaluation import EvaluationMetrics, scalars
+from lightning_fedssl.metrics.rounds import MetricCollector, Metrics
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import load_state
 from lightning_fedssl.storage import run_folder
 from lightning_fedssl.task import Classification
 from lightning_fedssl.trainer import checkpointing
-from lightning_fedssl.trainer.evaluation_metrics import EvaluationMetrics, scalars
 
 _log = logging.getLogger(__name__)
 

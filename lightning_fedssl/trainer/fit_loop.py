@@ -19,7 +19,7 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.distributed.signals import StopRequest
 from lightning_fedssl.functional.averaging import is_finite
 from lightning_fedssl.interop.lightning_names import WRITERS
-from lightning_fedssl.metrics import Metrics, means_of, totals_of
+from lightning_fedssl.metrics.rounds import Metrics, means_of, totals_of
 from lightning_fedssl.round import Round
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import set_learning_rate

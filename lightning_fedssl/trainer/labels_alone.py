@@ -10,7 +10,7 @@ from typing import Any
 from lightning_fedssl.algorithms import Supervised
 from lightning_fedssl.callbacks import RoundProgress
 from lightning_fedssl.functional.by_name import mapped
-from lightning_fedssl.metrics import Metrics
+from lightning_fedssl.metrics.rounds import Metrics
 from lightning_fedssl.run import Run
 
 

@@ -26,7 +26,8 @@ from lightning_fedssl.distributed import launch
 from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.interop.lightning_names import LightningNames, NamesKeys
 from lightning_fedssl.local_training import LocalTraining, stack_size
-from lightning_fedssl.metrics import Counter, MetricCollector, Metrics
+from lightning_fedssl.metrics.evaluation import EvaluationMetrics, MetricFactory, MetricName
+from lightning_fedssl.metrics.rounds import Counter, MetricCollector, Metrics
 from lightning_fedssl.round import Round
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ServerState, frozen_state, load_state
@@ -40,7 +41,6 @@ from lightning_fedssl.trainer import (
     labels_alone,
     setup,
 )
-from lightning_fedssl.trainer.evaluation_metrics import EvaluationMetrics, MetricFactory, MetricName
 from lightning_fedssl.trainer.federation import SimulatedFederation
 from lightning_fedssl.trainer.settings import table_row_of
 from lightning_fedssl.updates.acceptance import Quarantine

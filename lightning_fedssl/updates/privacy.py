@@ -35,7 +35,7 @@ from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.functional.by_name import mapped, taken
 from lightning_fedssl.local_training.sequential import Sent
-from lightning_fedssl.metrics import Metrics
+from lightning_fedssl.metrics.rounds import Metrics
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.updates.accounting import LEAST_NOISE, Budget, calibrated

@@ -23,7 +23,7 @@ from lightning_fedssl.data.partition.index_lists import ClientIndices
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.local_training import split_learning
 from lightning_fedssl.local_work import endless_rows
-from lightning_fedssl.metrics import Scalars
+from lightning_fedssl.metrics.rounds import Scalars
 from lightning_fedssl.models import CNN, SVHNCNN, AlexNet
 from lightning_fedssl.models.teacher import tensors_of  # type: ignore[attr-defined]
 from lightning_fedssl.schedules import Constant

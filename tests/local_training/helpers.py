@@ -23,7 +23,7 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.local_training import LocalTraining, sequential, vectorized
 from lightning_fedssl.local_work import LocalWork
-from lightning_fedssl.metrics import MetricCollector, Scalars
+from lightning_fedssl.metrics.rounds import MetricCollector, Scalars
 from lightning_fedssl.models import CNN, MLP, ResNet9, WideResNet
 from lightning_fedssl.state import ClientUpdate, ServerState
 from tests.toy import SPEC, images_of, toy_round

@@ -18,7 +18,7 @@ from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_training.sequential import Loop, add_to_gradients, own_random_stream
 from lightning_fedssl.local_work import LocalWork
-from lightning_fedssl.metrics import Scalars
+from lightning_fedssl.metrics.rounds import Scalars
 from lightning_fedssl.models import CNN
 from lightning_fedssl.state import Batch, load_optimizer_state
 from tests.local_training.helpers import Federation, clients_of, make

@@ -29,7 +29,7 @@ from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.functional.optimizers import half_momentum
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_work import LocalWork
-from lightning_fedssl.metrics import Scalars
+from lightning_fedssl.metrics.rounds import Scalars
 from lightning_fedssl.models import CNN, MLP
 from lightning_fedssl.round import Round
 from lightning_fedssl.state import ClientUpdate

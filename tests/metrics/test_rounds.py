@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lightning_fedssl.metrics import MetricCollector, means_of
+from lightning_fedssl.metrics.rounds import MetricCollector, means_of
 
 
 def test_a_rejected_client_s_scalars_do_not_count() -> None:

@@ -17,8 +17,8 @@ from torchmetrics.classification import MulticlassCohenKappa, MulticlassROC
 
 from lightning_fedssl.algorithms import SemiFL
 from lightning_fedssl.callbacks import FederatedCheckpoint
+from lightning_fedssl.metrics.evaluation import EvaluationMetrics, scalars
 from lightning_fedssl.storage import checkpoint_file
-from lightning_fedssl.trainer.evaluation_metrics import EvaluationMetrics, scalars
 from tests.toy import ToyData, forked, toy_semifl, toy_trainer
 
 ALL: list[Any] = ["macro_f1", "recall", "auroc", "calibration_error", "confusion_matrix", MulticlassCohenKappa]

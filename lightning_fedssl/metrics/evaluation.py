@@ -29,7 +29,7 @@ from torchmetrics.classification import (
 from torchmetrics.regression import MeanAbsoluteError, R2Score
 from torchmetrics.utilities.data import dim_zero_cat
 
-from lightning_fedssl.metrics import Gather, Metrics
+from lightning_fedssl.metrics.rounds import Gather, Metrics
 from lightning_fedssl.storage.named_value import target_of
 from lightning_fedssl.task import Classification, Task
 

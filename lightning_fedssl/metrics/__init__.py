@@ -1,0 +1,1 @@
+"""Scalars: of a round, and of an evaluation."""
