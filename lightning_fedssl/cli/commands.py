@@ -27,6 +27,9 @@ SCRIPTS = {
 LISTS = ("methods", "configs", "suites", "datasets", "partitions", "availability")
 """The commands that list what the package has."""
 
+HABITS = {"train": "fit", "evaluate": "test", "eval": "test"}
+"""Other programs' names of commands."""
+
 PRECEDENCE = """\
 Files and options are applied in their order. Each key can also come from the environment, with the
 lowest precedence: FEDSSL_FIT__TRAINER__MAX_ROUNDS is --trainer.max_rounds of fit.

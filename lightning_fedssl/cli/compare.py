@@ -121,8 +121,10 @@ def read_suite(arguments: Sequence[str]) -> tuple[Suite, Any]:
             "--trainer, --model or --data"
         )
     file = find_suite(first)
-    options = parser().parse_args(["--suite", str(file), *others])
     written = load_yaml(file.read_text(encoding="utf-8"))
+    if isinstance(written, dict) and written.keys() & {"trainer", "model", "data"}:
+        raise ValueError(f"it is no suite, but for lightning-fedssl fit --config {first}")
+    options = parser().parse_args(["--suite", str(file), *others])
     keys = ("title", "seeds", "target", "note")
     groups = [_group(*pair) for pair in zip(options.groups, written["groups"], strict=True)]
     values = {key: options[key] for key in keys} | _overrides(written)

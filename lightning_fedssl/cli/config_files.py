@@ -24,13 +24,14 @@ def find_config(name: str, folder: Path = CONFIGS) -> Path:
     for path in (Path(name), folder / name):
         if os.path.isfile(path):  # Path.is_file raises where a name is too long
             return path
-    close = difflib.get_close_matches(name, package_files(folder), n=1, cutoff=0.8)
-    known = (
-        f"did you mean {close[0]}?"
-        if close
-        else "lightning-fedssl configs and suites list those of the package"
-    )
-    raise TypeError(f"there is no such file; {known}")
+    files = {path.name: key for key, path in package_files().items()}
+    close = difflib.get_close_matches(Path(name).name, files, n=1, cutoff=0.8)
+    hint = "lightning-fedssl configs and suites list those of the package"
+    if close:
+        found = files[close[0]]
+        place = "compare" if found.startswith("suites/") else "--config"
+        hint = f"did you mean {found.removeprefix('suites/')}, for {place}?"
+    raise TypeError(f"there is no such file; {hint}")
 
 
 def find_suite(name: str) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
-from lightning_fedssl.cli.commands import LISTS, SCRIPTS, TRAINER, help_text
+from lightning_fedssl.cli.commands import HABITS, LISTS, SCRIPTS, TRAINER, help_text
 from lightning_fedssl.cli.log_output import is_first_on_machine, show_log
 from lightning_fedssl.version import __version__
 
@@ -81,11 +81,9 @@ def _run(
         return 0
     known = [*TRAINER, *SCRIPTS, *LISTS]
     if command not in known and not command.startswith("-"):
-        close = difflib.get_close_matches(command, known, n=1)
-        raise ValueError(
-            f"there is no command {command}; did you mean "
-            f"{close[0] if close else ', '.join(known)}?"
-        )
+        close = difflib.get_close_matches(command, known, n=1) or [", ".join(known)]
+        meant = HABITS.get(command, close[0])
+        raise ValueError(f"there is no command {command}; did you mean {meant}?")
     if command in LISTS:
         listing = import_module("lightning_fedssl.cli.listing")
         sys.stdout.write(listing.show(command))

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+import lightning.pytorch
+import torch
 import yaml
 from jsonargparse import ActionConfigFile, get_loader, set_loader  # type: ignore[attr-defined]
 from lightning.pytorch.callbacks.timer import Interval
@@ -22,13 +24,13 @@ from lightning_fedssl.cli.public import public_classes
 from lightning_fedssl.interop.lightning_names import OTHER_NAMES
 from lightning_fedssl.trainer import FederatedTrainer
 
-_UNKNOWN = re.compile(r"(?:arguments: --|[Oo]ption '|path string: |choice: ')([\w.]+)")
+_UNKNOWN = re.compile(r"(arguments: --|[Oo]ption '|path string: |choice: ')([\w.]+)")
 """Where jsonargparse's sentences name an option, a class or a command that does not exist."""
 
 _NOISE = re.compile(
     r"^ *(?:- )?(?:Does not validate against |Subtypes: |Errors:|Expected a <class "
-    r"'NoneType'>|Expected a path but |"
-    r"Given value type: ).*\n|^\n",
+    r"'(?:NoneType|list)'>|Expected a path but |Given value type: |Given value: NestedArg)"
+    r".*(?:\n|$)|^\n",
     re.MULTILINE,
 )
 """Lines of jsonargparse's messages that list the types that it tried."""
@@ -150,8 +152,11 @@ class Parser(LightningArgumentParser):
         """Print what is wrong, with the closest name that exists and long values cut, and exit with
         code 2.
         """
-        short = re.sub(r"(value: .{100}).+", r"\1...", _NOISE.sub("", message))
-        text = f"{self.reading}{short}{self._suggestion(message)}"
+        plain = message.replace("Expected a dot import path string:", "There is no class")
+        lines = {line.strip(): line for line in _NOISE.sub("", plain).rstrip().splitlines()}
+        short = re.sub(r"(value: .{100}).+", r"\1...", "\n".join(lines.values()))
+        file = "" if self.reading in message else self.reading
+        text = f"{file}{short}{self._suggestion(message)}"
         if not self.exit_on_error:
             super().error(text, ex)
         sys.stderr.write(f"error: {text}\n")
@@ -160,16 +165,17 @@ class Parser(LightningArgumentParser):
 
     def _suggestion(self, message: str) -> str:
         unknown = _UNKNOWN.search(message)
-        if unknown is not None and (other := OTHER_NAMES.get(unknown[1].rpartition(".")[2])):
-            return f"; give {other}"
         if unknown is None or "did you mean" in message:
             return ""
-        options = sorted(set(_options(self)))
-        known = {name: name for name in public_classes()}
-        known |= {option.rpartition(".")[2]: option for option in options} | {
-            option: option for option in options
-        }
-        close = difflib.get_close_matches(unknown[1], known, n=1)
+        kind, name = unknown.groups()
+        if other := OTHER_NAMES.get(name.rpartition(".")[2]):
+            return "" if other in message else f"; {other}"
+        known = {option.rpartition(".")[2]: option for option in _options(self)}
+        known |= {option: option for option in _options(self)}
+        if kind.startswith("path"):
+            classes = [*public_classes(), *vars(torch.optim), *vars(lightning.pytorch.callbacks)]
+            known = {name.lower(): name for name in classes}
+        close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.65)
         return f"; did you mean {known[close[0]]}?" if close else ""
 
 

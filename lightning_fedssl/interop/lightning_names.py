@@ -84,8 +84,6 @@ OTHER_NAMES = {
     "learning_rate": "give the learning rate as model.optimizer.lr",
     "weight_decay": "give model.optimizer.weight_decay",
     "num_classes": "the data say how many classes there are",
-    "train": "use the command fit",
-    "evaluate": "use the command test",
 }
 """Names that are none here, most of them Lightning's, and a sentence on what to use instead."""
 

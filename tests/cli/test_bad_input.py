@@ -29,6 +29,8 @@ OPTIONS = [
     ("--trainer.updates.factor 1", "updates"),
     ("--trainer.quarantine 1", "quarantine|give updates: [{class_path: Quarantine"),
     ("--model SemiFLL", "model|did you mean SemiFL?"),
+    ("--model semifl", "There is no class semifl|did you mean SemiFL?"),
+    ("--model.optimizer adam", "did you mean Adam?"),
     ("--model nomethod.MyMethod", "nomethod"),
     ("--model torch.nn.Linear", "model|Linear"),
     ("--model FedAvg", "FedAvg|data.label_location|clients"),
@@ -65,10 +67,14 @@ OPTIONS = [
 
 COMMANDS = [
     ("trian", "trian|fit"),
+    ("train", "did you mean fit?"),
+    ("fit --config images.yaml", "did you mean presets/images.yaml, for --config?"),
+    ("fit --config digits.yaml", "did you mean digits.yaml, for compare?"),
+    ("compare run.yaml", "no suite|lightning-fedssl fit --config run.yaml"),
     ("fitt --config run.yaml", "did you mean fit?"),
     ("fit run.yaml", "run.yaml"),
     ("test --config run.yaml", "--ckpt_path best"),
-    ("fit --config semifl_digit.yaml", "did you mean semifl_digits.yaml?"),
+    ("fit --config semifl_digit.yaml", "did you mean semifl_digits.yaml, "),
     ("partition --data.num_client 3", "did you mean data.num_clients?"),
     ("export --format oonx", "format|onnx"),
 ]

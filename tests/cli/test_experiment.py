@@ -11,6 +11,7 @@ import yaml
 
 from lightning_fedssl import CNN, MLP, Experiment
 from lightning_fedssl.cli import main
+from tests.cli.helpers import write
 
 
 def test_a_configuration_is_trained_from_python_as_from_the_command_line(folder: Path) -> None:
@@ -60,3 +61,10 @@ def test_a_mapping_may_hold_paths_classes_and_numbers_of_numpy(folder: Path) -> 
 def test_a_wrong_configuration_is_a_value_error(folder: Path, configurations: list[Any], words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         Experiment.from_config(*configurations)
+
+
+def test_a_message_names_its_file_once(folder: Path) -> None:
+    write("wrong.yaml", "model: {class_path: FixMatch, init_args: {thresold: 1}}")
+    with pytest.raises(ValueError, match=r"did you mean threshold\?") as error:
+        Experiment.from_config("run.yaml", "wrong.yaml")
+    assert str(error.value).count("wrong.yaml") == 1
