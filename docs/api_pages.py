@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import lightning_fedssl
 from lightning_fedssl import algorithms, data
 
 PACKAGE = "lightning_fedssl"
+METHODS = sorted(algorithms.__all__, key=str.lower)
 GROUPS = {
-    "Trainer and experiments": "trainer.FederatedTrainer cli.experiment.Experiment",
+    "Trainer and experiments": "trainer.trainer.FederatedTrainer cli.experiment.Experiment",
     "Data modules": "data.datamodule",
     "Sources of data": "data.sources",
     "Partitions": "data.partition",
@@ -33,7 +35,7 @@ def pages() -> Iterator[tuple[str, str, str]]:
     for title, places in GROUPS.items():
         objects = [name for place in places.split() for name in _objects(place)]
         yield title, _address(title), _page(title, objects)
-    for name in algorithms.__all__:
+    for name in METHODS:
         yield name, _address(name), _page(name, [getattr(algorithms, name).__module__.removeprefix(f"{PACKAGE}.")])
 
 
@@ -51,7 +53,17 @@ def _page(title: str, objects: list[str]) -> str:
 
 
 def _overview() -> str:
-    titles = [*GROUPS, *algorithms.__all__]
-    rows = [f"* [{title}]({_address(title).removeprefix('api/')})" for title in titles]
-    rows.insert(len(GROUPS), "\n## Methods\n")
-    return "\n".join([f"# API\n\nClasses can be imported from `{PACKAGE}` itself.\n", *rows])
+    lines = ["# API", "Classes can be imported from `lightning_fedssl` itself."]
+    for title, places in GROUPS.items():
+        classes = ", ".join(f"[{name}][{path}]" for place in places.split() for name, path in _classes(place))
+        lines.append(f"**[{title}]({_address(title).removeprefix('api/')})** {classes}")
+    methods = (f"[{name}]({_address(name).removeprefix('api/')})" for name in METHODS)
+    return "\n\n".join([*lines, f"**Methods** {', '.join(methods)}"])
+
+
+def _classes(place: str) -> Iterator[tuple[str, str]]:
+    """Names and paths of the public classes that a module or folder of the package defines."""
+    for name in sorted(lightning_fedssl.__all__):
+        path = f"{getattr(getattr(lightning_fedssl, name), '__module__', '')}.{name}"
+        if f"{path}.".startswith(f"{PACKAGE}.{place}."):
+            yield name, path
