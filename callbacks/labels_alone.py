@@ -165,7 +165,8 @@ class LabelsAlone(FederatedCallback):
             | {"simple/majority": most}
         )
         alone, accuracy = (float(measured[f"{of}/accuracy"]) for of in ("bound", "test"))
-        best, unwritten = (alone, "labels alone"), ""
+        best = (alone, "labels alone")
+        unwritten = ""
         if answers:
             first = answers[0]
             names = [f"{a.name} {100 * a.accuracy:.1f} %" for a in answers]

@@ -28,7 +28,7 @@ from lightning_fedssl.models import CNN, UNet, build_network
 from lightning_fedssl.state import Batch
 from lightning_fedssl.task import Classification, MultiLabel, Regression, Segmentation, Task
 from lightning_fedssl.trainer import FederatedTrainer
-from tests.toy import SPEC, images_of, sgd
+from tests.toy import SPEC, evaluated, images_of, sgd
 
 LOG3 = math.log(3)
 """The logit of the probability 3/4."""
@@ -452,7 +452,7 @@ def test_predictions_and_the_bound_follow_the_task(task: Task, tmp_path: Path) -
     assert predicted is not None
     folder = Path(str(run.log_dir))
     loaded = FixMatch.load_from_checkpoint(folder / "checkpoints/last.ckpt")
-    assert torch.equal(loaded.eval().predict_step((data.test_batch(torch.arange(40))), 0), predicted)
+    assert torch.equal(loaded.eval().predict_step(evaluated(data, torch.arange(40)), 0), predicted)
     built, description = load_network(folder / "checkpoints")
     assert (description["task"], type(built)) == (type(task).__name__, type(algorithm.network))
     if task.per_pixel:

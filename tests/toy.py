@@ -166,3 +166,9 @@ def toy_fedavg(**kwargs: Any) -> FedAvg:
 
 def labeled_clients(**kwargs: Any) -> ToyData:
     return ToyData(**{"num_labels": "all", "label_location": "clients"} | kwargs)
+
+
+def evaluated(data: FederatedDataModule, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Plain views and labels of some test samples."""
+    images, labels = zip(*data.evaluation_batches("test"), strict=True)
+    return torch.cat(images)[rows], torch.cat(labels)[rows]

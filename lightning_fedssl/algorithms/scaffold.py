@@ -76,7 +76,8 @@ class SCAFFOLD(FedAvg):
 
     def variate(self, client: int) -> State:
         """c_i, by the names of the weights: 0 before the client's first round."""
-        c, own = self.server.extra["c"], self.clients.get(client, "c")
+        c = self.server.extra["c"]
+        own = self.clients.get(client, "c")
         return {name: own[name].to(t) if own else torch.zeros_like(t) for name, t in c.items()}
 
     def download_sizes(self, client: int, received: State) -> Sizes:
@@ -89,14 +90,17 @@ class SCAFFOLD(FedAvg):
         work = super().on_client_start(data)
         if not self.control_variate:
             return work
-        c, own = self.server.extra["c"], self.variate(data.party)
+        c = self.server.extra["c"]
+        own = self.variate(data.party)
         return replace(work, control_variate=paired(torch.sub, c, own))
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
         """Store ``c_i'``, and send ``c_i' - c_i = (x - y) / (K eta_l) - c``."""
         if not self.control_variate:
             return update
-        x, c, own = self.server.parameters, self.server.extra["c"], self.variate(update.client)
+        x = self.server.parameters
+        c = self.server.extra["c"]
+        own = self.variate(update.client)
         steps = update.num_steps * self.current_round.client_lr
         change = {name: (x[name] - y) / steps - c[name] for name, y in update.parameters.items()}
         self.clients.put(update.client, "c", paired(torch.add, own, change))

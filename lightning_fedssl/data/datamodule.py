@@ -695,18 +695,6 @@ class FederatedDataModule(LightningDataModule):
         source, rows = self._evaluated("validate")
         return source.labels[rows]
 
-    def test_batch(
-        self, indices: Tensor, dtype: torch.dtype = torch.float32
-    ) -> tuple[Tensor, Tensor]:
-        """Plain views and labels of some test images.
-
-        Args:
-            indices: ``(n,)``.
-            dtype: The floating type of the views.
-        """
-        indices = indices.to(self._test.labels.device)
-        return self._plain(self._test.images[indices], dtype), self._test.labels[indices]
-
     def client_test_indices(self, client: int) -> Tensor | None:
         """Indices of a client's own test images among all test images.
 

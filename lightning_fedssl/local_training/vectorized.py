@@ -384,13 +384,7 @@ def _by_shape(batches: Sequence[Batch]) -> list[Part]:
     by_shape = defaultdict(list)
     for row, batch in enumerate(batches):
         by_shape[tuple((name, t.shape) for name, t in batch.items())].append(row)
-    return [
-        (
-            rows,
-            {name: torch.stack([batches[row][name] for row in rows]) for name in batches[rows[0]]},
-        )
-        for rows in by_shape.values()
-    ]
+    return [(rows, stacked([batches[row] for row in rows])) for rows in by_shape.values()]
 
 
 def _phases(num_steps: Sequence[int]) -> Iterator[tuple[int, range]]:

@@ -14,7 +14,7 @@ from lightning_fedssl.models.layers import (
     max_pool,
     norm_layers,
 )
-from lightning_fedssl.models.network import GlobalAverage, InShape, Network
+from lightning_fedssl.models.network import GlobalAverage, InShape, Layers, Network
 
 
 class CNN(Network):
@@ -68,7 +68,7 @@ class CNN(Network):
         logits: Tensor = self.classifier(x.mean((2, 3)))
         return logits
 
-    def chain(self) -> list[tuple[str, nn.Module]]:
+    def chain(self) -> Layers:
         """The layers in the order in which they are applied."""
         layers = []
         for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):

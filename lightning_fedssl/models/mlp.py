@@ -8,7 +8,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_fedssl.models.network import InShape, Network
+from lightning_fedssl.models.network import InShape, Layers, Network
 
 
 class MLP(Network):
@@ -58,9 +58,9 @@ class MLP(Network):
         logits: Tensor = self.classifier(x)
         return logits
 
-    def chain(self) -> list[tuple[str, nn.Module]]:
+    def chain(self) -> Layers:
         """The layers in the order in which they are applied."""
-        layers: list[tuple[str, nn.Module]] = [("flatten", nn.Flatten())]
+        layers: Layers = [("flatten", nn.Flatten())]
         for index, layer in enumerate(self.hidden):
             layers += [(f"hidden.{index}", layer), (f"relu_{index}", nn.ReLU())]
             layers += [(f"dropout_{index}", nn.Dropout(self.dropout))] if self.dropout else []

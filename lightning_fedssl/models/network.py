@@ -21,6 +21,9 @@ InShape = tuple[int, ...]
 """Shape of one sample: ``(channels, height, width)`` of an image, ``(channels, time)`` of a signal,
 ``(features,)``."""
 
+Layers = list[tuple[str, nn.Module]]
+"""Layers by name, in the order in which they are applied."""
+
 
 class Network(nn.Module):
     """Base class of networks: images ``(batch, channels, height, width)`` to logits ``(batch,
@@ -30,7 +33,19 @@ class Network(nn.Module):
     their class path. A constructor takes ``num_classes`` and ``in_shape``, which
     :func:`build_network` sets from the data. All other arguments come from the configuration.
     Initial weights are drawn from torch's global generator.
+
+    Attributes:
+        features: Layers before the classifier, in networks that do not override :meth:`forward`.
+        classifier: The last layers.
     """
+
+    features: Any
+    classifier: Any
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
+        logits: Tensor = self.classifier(self.features(x))
+        return logits
 
     def own_name(self, name: str) -> str:
         """This network's name of a tensor, for a name as torchvision or timm writes it.

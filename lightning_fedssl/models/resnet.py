@@ -17,7 +17,7 @@ from lightning_fedssl.models.layers import (
     max_pool,
     norm_layers,
 )
-from lightning_fedssl.models.network import InShape, Network
+from lightning_fedssl.models.network import InShape, Layers, Network
 
 
 class _BasicBlock(nn.Module):
@@ -245,7 +245,7 @@ class ResNet9(Network):
         logits: Tensor = self.classifier(F.max_pool2d(x, x.shape[-2:]).flatten(1))
         return logits
 
-    def chain(self) -> list[tuple[str, nn.Module]]:
+    def chain(self) -> Layers:
         """The layers by name, in the order in which they are applied.
 
         A residual pair is one layer.

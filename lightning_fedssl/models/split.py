@@ -14,10 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fedssl.functional.batch_norm import evaluating
-from lightning_fedssl.models.network import InShape
-
-Layers = list[tuple[str, nn.Module]]
-"""Layers by name, in the order in which they are applied."""
+from lightning_fedssl.models.network import InShape, Layers
 
 
 @runtime_checkable

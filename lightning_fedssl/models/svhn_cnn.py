@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_fedssl.models.layers import MaxPool2d
 from lightning_fedssl.models.network import InShape, Network
@@ -49,8 +49,3 @@ class SVHNCNN(Network):
             nn.ReLU(),
             nn.Linear(hidden, num_classes),
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
-        logits: Tensor = self.classifier(self.features(x))
-        return logits

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from lightning_fedssl.models.layers import DEFAULT_GROUPS, NormKind, NormLayers, norm_layers
-from lightning_fedssl.models.network import GlobalAverage, InShape, Network
+from lightning_fedssl.models.network import GlobalAverage, InShape, Layers, Network
 
 
 class VGG11(Network):
@@ -50,7 +50,7 @@ class VGG11(Network):
         logits: Tensor = self.classifier(self.features(x).mean((2, 3)))
         return logits
 
-    def chain(self) -> list[tuple[str, nn.Module]]:
+    def chain(self) -> Layers:
         """The layers in the order in which they are applied."""
         features = [(f"features.{name}", layer) for name, layer in self.features.named_children()]
         return [*features, ("average", GlobalAverage()), ("classifier", self.classifier)]
@@ -111,11 +111,6 @@ class VGG16(Network):
             nn.Dropout(dropout),
             nn.Linear(hidden, num_classes),
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
-        logits: Tensor = self.classifier(self.features(x))
-        return logits
 
 
 def _convolutions(

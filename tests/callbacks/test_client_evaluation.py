@@ -17,7 +17,7 @@ from torch import Tensor
 from lightning_fedssl.callbacks import ClientEvaluation
 from lightning_fedssl.callbacks.client_evaluation import draw_like, summarize
 from lightning_fedssl.data import ClassSkew
-from tests.toy import ToyData, assert_same, forked, toy_semifl, toy_trainer, weights
+from tests.toy import ToyData, assert_same, evaluated, forked, toy_semifl, toy_trainer, weights
 from tests.trainer.helpers import StopAfter
 
 
@@ -88,7 +88,7 @@ def test_own_test_images_and_every_second_round(tmp_path: Path) -> None:
     data = OwnTestImages()
     trainer.fit(model, data)
     assert sorted(callback.history) == [2, 3]
-    images, labels = data.test_batch(torch.arange(6, 12))
+    images, labels = evaluated(data, torch.arange(6, 12))
     logits = torch.func.functional_call(model.eval(), model.evaluated_model(), (images,))
     assert float(callback.history[3][1]) == float((logits.argmax(1) == labels).double().mean())
 

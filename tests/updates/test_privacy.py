@@ -39,6 +39,7 @@ from tests.toy import (
     SPEC,
     ToyData,
     assert_same,
+    evaluated,
     forked,
     images_of,
     labeled_clients,
@@ -250,7 +251,7 @@ def leak(path: Path, noise: float | None) -> float:
             return nn.functional.cross_entropy(algorithm(x), y, reduction="none")
 
     used = torch.arange(120)
-    members, others = losses(plain(used), data.true_labels(used)), losses(*data.test_batch(used))
+    members, others = losses(plain(used), data.true_labels(used)), losses(*evaluated(data, used))
     return float((members[:, None] < others[None]).double().mean())
 
 

@@ -14,6 +14,11 @@ from lightning_fedssl.data.sources.arrays import Datasets, as_dataset
 from lightning_fedssl.data.sources.base import Row, part_of, read_csv
 from lightning_fedssl.data.sources.reading import MISSING, NO_LABEL, Reading, cut, listed
 
+_CLIENTS_OF = {
+    "train": "client_ids",
+    "test": "test_client_ids",
+    "unlabeled": "unlabeled_client_ids",
+}
 _PARTS = ("train", "test", "unlabeled", "validation")
 
 _NAMELESS = re.compile(r"|Unnamed: \d.*|\.\.\.\d+")
@@ -119,18 +124,13 @@ class Table(Datasets):
         columns = [_Column(name, rows, asked) for name in rows[0] if name not in special]
         _report(columns, strict, self.reading)
         features = _encode(columns, np.isin(place, ["train", "unlabeled"]))
-        samples = {
-            part: as_dataset((features[place == part], labels[place == part])) for part in found
-        }
-        owners = {
-            part: [rows[row][client_column] or None for row in np.flatnonzero(place == part)]
-            for part in found
-            if client_column
-        }
-        parts: Any = list(map(samples.get, ("train", "test", "unlabeled", "validation")))
-        parts += list(map(owners.get, ("train", "test", "unlabeled")))
-        parts.append(classes)
-        super().__init__(*parts)
+        parts: dict[str, Any] = {"class_names": classes}
+        for part in found:
+            lines = np.flatnonzero(place == part)
+            parts[part] = as_dataset((features[lines], labels[lines]))
+            if client_column and part in _CLIENTS_OF:
+                parts[_CLIENTS_OF[part]] = [rows[line][client_column] or None for line in lines]
+        super().__init__(**parts)
 
 
 class _Column:
