@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from lightning_fedssl.storage.files import replace_file
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.functional.averaging import State
     from lightning_fedssl.metrics.rounds import Metrics
     from lightning_fedssl.run import Run
 
@@ -35,12 +37,12 @@ class ClientEvaluation(FederatedCallback):
     ``client_evaluation.csv`` into the run folder, with one row per client and round. Checkpoints
     hold the accuracies (8 bytes per client and round), so that a resumed run continues the
     file. Where clients keep weights for themselves (``model.personal``), the same is logged of each
-    client's own model as ``client_test/personal_accuracy_mean`` and so on, in a column of its own;
-    a client that has not trained yet has the global model. The callback does not affect training.
-    It uses the clients' true labels only for the class distribution.
+    client's own model as ``client_test/personal_accuracy_mean`` and so on, which are then those of
+    the file; a client that has not trained yet has the global model. The callback does not affect
+    training. It uses the clients' true labels only for the class distribution.
 
     After ``fit``, ``history`` has the accuracies of all clients, ``(clients,)``, by round; NaN
-    without test images. ``personal`` has those of the clients' own models.
+    without test images.
 
     Args:
         every_n_rounds: Interval of the evaluations; a round is skipped if the trainer does not
@@ -59,7 +61,6 @@ class ClientEvaluation(FederatedCallback):
     def reset(self) -> None:
         """Forget an earlier run."""
         self.history: dict[int, Tensor] = {}
-        self.personal: dict[int, Tensor] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Forget the test images of other data.
@@ -83,26 +84,22 @@ class ClientEvaluation(FederatedCallback):
         is_test = any(name.startswith("test/") for name in metrics)
         if fitting and not self._is_due(trainer) and not is_test:  # fit tests after its last round
             return
-        correct = self._correct(trainer, algorithm)
-        found = [correct[indices].double().mean() for indices in self._images(trainer)]
-        accuracies = torch.stack(found)
+        accuracies = self._accuracies(trainer, algorithm, lambda _: algorithm.server.personal)
         metrics |= summarize(accuracies)
         if algorithm.clients.having("personal"):  # nodes do not show theirs
-            own = self._own_accuracies(trainer, algorithm)
-            metrics |= summarize(own, "client_test/personal_accuracy")
-            self.personal.setdefault(trainer.round_index, own)
+            accuracies = self._accuracies(trainer, algorithm, algorithm.own_part)
+            metrics |= summarize(accuracies, "client_test/personal_accuracy")
         if trainer.round_index not in self.history:
             self.history[trainer.round_index] = accuracies
             self._write(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """The clients' accuracies of the rounds so far."""
-        return {"history": dict(self.history), "personal": dict(self.personal)}
+        return {"history": dict(self.history)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state from :meth:`state_dict`."""
         self.history = dict(state_dict["history"])
-        self.personal = dict(state_dict["personal"])
 
     def _is_due(self, trainer: Run) -> bool:
         last = trainer.round_index == trainer.max_rounds
@@ -123,42 +120,30 @@ class ClientEvaluation(FederatedCallback):
                 )
         return self._indices
 
-    def _correct(self, trainer: Run, algorithm: FederatedAlgorithm) -> Tensor:
-        """Whether the evaluated model classifies each test image correctly.
-
-        The batches are divided among the ranks.
-        """
-        rank = trainer.global_rank
-        ranks = trainer.world_size
-        batches = trainer.datamodule.evaluation_batches("test", trainer.dtype, shard=(rank, ranks))
-        mine = []
-        with torch.no_grad(), trainer.fabric.autocast():
-            for x, y in batches:
-                mine.append((algorithm.network(x).argmax(dim=1) == y).cpu())
-        shares = trainer.gather(mine)
-        return torch.cat(
-            [share[i] for i in range(max(map(len, shares))) for share in shares if i < len(share)]
-        )
-
-    def _own_accuracies(self, trainer: Run, algorithm: FederatedAlgorithm) -> Tensor:
-        """The accuracy of each client's own model on its test images, ``(clients,)``.
+    def _accuracies(
+        self, trainer: Run, algorithm: FederatedAlgorithm, part: Callable[[int], State]
+    ) -> Tensor:
+        """The accuracy on each client's test images, ``(clients,)``, NaN without any.
 
         The clients are divided among the ranks.
+
+        Args:
+            trainer: The run.
+            algorithm: The evaluated model.
+            part: The personal weights with which a client's images are classified.
         """
         images = self._images(trainer)
-        found = {}
-        data = trainer.datamodule
-        dtype = trainer.dtype
+        found = torch.zeros(len(images), dtype=torch.float64)
         for client in range(trainer.global_rank, len(images), trainer.world_size):
-            load_state(algorithm, algorithm.own_part(client))
-            correct = [torch.zeros(0, dtype=torch.bool)]
+            load_state(algorithm, part(client))
+            only = images[client]
+            right = torch.zeros((), dtype=torch.float64)
             with torch.no_grad(), trainer.fabric.autocast():
-                for x, y in data.evaluation_batches("test", dtype, only=images[client]):
-                    correct.append((algorithm.network(x).argmax(dim=1) == y).cpu())
-            found[client] = torch.cat(correct).double().mean()
+                for x, y in trainer.datamodule.evaluation_batches("test", trainer.dtype, only=only):
+                    right += (algorithm.network(x).argmax(dim=1) == y).sum().cpu()
+            found[client] = right / len(only)
         load_state(algorithm, algorithm.server.personal)
-        everyone = {client: t for share in trainer.gather(found) for client, t in share.items()}
-        return torch.stack([everyone[client] for client in range(len(images))])
+        return torch.stack(trainer.gather(found)).sum(dim=0)
 
     def _write(self, trainer: Run) -> None:
         """Write the rows of all rounds, those before a resumed checkpoint too."""
@@ -169,15 +154,11 @@ class ClientEvaluation(FederatedCallback):
         def write(path: Path) -> None:
             with path.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file, lineterminator="\n")
-                own = ["personal_accuracy"] if self.personal else []
-                writer.writerow(["round", "client", "accuracy", *own])
+                writer.writerow(["round", "client", "accuracy"])
                 for number, accuracies in self.history.items():
-                    columns = [accuracies]
-                    if own:
-                        columns.append(self.personal.get(number, accuracies))
-                    for client, *row in zip(names, *(c.tolist() for c in columns), strict=True):
-                        shown = ["" if math.isnan(value) else f"{value:.6g}" for value in row]
-                        writer.writerow([number, client, *shown])
+                    for client, accuracy in zip(names, accuracies.tolist(), strict=True):
+                        shown = "" if math.isnan(accuracy) else f"{accuracy:.6g}"
+                        writer.writerow([number, client, shown])
 
         replace_file(Path(trainer.log_dir) / "client_evaluation.csv", write)
 

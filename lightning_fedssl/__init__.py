@@ -58,11 +58,12 @@ _MODULES = {
     """,
     "cli.experiment": "Experiment",
     "data": """
-        Arrays BatchView BreastCancer ClassMismatch ClassSkew ClientDirichlet ClientTypes
-        Columns Compose DataSource Datasets Dirichlet FeatureMask FederatedDataModule
-        FederatedSplit FromFile FromLightning FullyLabeledClients GaussianNoise Iid ImageFolder
-        ImageList ImageTable LabeledClasses LoadedData LocalData MaskFolders NaturalClients
-        PairedDirichlet Partition PerSample Pooled Scaling Shards Signals SiteFolders SplitRequest
+        Arrays BalancedDirichlet BatchView BreastCancer ClassMismatch ClassSkew
+        ClientDirichlet ClientTypes Columns Compose DataSource Datasets Dirichlet
+        ExtendedDirichlet FeatureMask FederatedDataModule FederatedSplit FromFile
+        FromLightning FullyLabeledClients GaussianNoise Iid ImageFolder ImageList ImageTable
+        LabeledClasses LoadedData LocalData MaskFolders NaturalClients PairedDirichlet
+        Partition PerSample Pooled Scaling Shards Signals SiteFolders SplitRequest
         Stratified Table TimeMask Views Visits
     """,
     "models": """

@@ -140,7 +140,7 @@ class FedSHVR(PairedBatches):
         """
         if not self.control_variate:
             return {}
-        trained = {name: p for name, p in self.named_parameters() if p.requires_grad}
+        trained = self.server.parameters
         zeros = {
             name: torch.zeros_like(p, device="cpu", requires_grad=False)
             for name, p in trained.items()

@@ -36,11 +36,9 @@ from lightning_fedssl.state import ClientUpdate
 
 
 class SCAFFOLD(FedAvg):
-    """SCAFFOLD on labelled clients.
+    """SCAFFOLD on labelled clients. It costs a model's size per client, and twice the traffic.
 
     Args:
-        control_variate: Correct gradients by ``c - c_i``; without, it is FedAvg. It costs a model's
-            size per client, and twice the traffic.
         optimizer: The optimizer of a client's steps: SGD without momentum, with rate eta_l.
         client_weighting: A client's weight in the mean of the models: ``uniform``, as in the paper,
             or its number of ``samples``.
@@ -51,24 +49,19 @@ class SCAFFOLD(FedAvg):
 
     def __init__(
         self,
-        control_variate: bool = True,
         optimizer: OptimizerCallable = plain_sgd,
         client_weighting: Literal["samples", "uniform"] = "uniform",
         **kwargs: Any,
     ) -> None:
         super().__init__(optimizer=optimizer, client_weighting=client_weighting, **kwargs)
-        if control_variate:
-            require_plain_sgd(
-                self.optimizer_factory,
-                "SCAFFOLD's c_i' is a client's mean gradient under plain SGD alone",
-                weight_decay=True,
-            )
-        self.control_variate = control_variate
+        require_plain_sgd(
+            self.optimizer_factory,
+            "SCAFFOLD's c_i' is a client's mean gradient under plain SGD alone",
+            weight_decay=True,
+        )
 
     def on_round_start(self) -> None:
         """Begin with c = 0; refuse a learning rate of 0, by which c_i' divides."""
-        if not self.control_variate:
-            return
         self.server.extra.setdefault("c", mapped(torch.zeros_like, self.server.parameters))
         moves = self.current_round.client_lr > 0
         remedy = "c_i' divides by it; end model.schedule above 0"
@@ -82,22 +75,16 @@ class SCAFFOLD(FedAvg):
 
     def download_sizes(self, client: int, received: State) -> Sizes:
         """The broadcast, and c."""
-        c = self.server.extra.get("c", {})
-        return super().download_sizes(client, received) | prefixed("c.", sizes_of(c))
+        c = prefixed("c.", self.server.extra["c"])
+        return super().download_sizes(client, received) | sizes_of(c)
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Epochs on the labelled images, with ``c - c_i`` added to every gradient."""
-        work = super().on_client_start(data)
-        if not self.control_variate:
-            return work
-        c = self.server.extra["c"]
-        own = self.variate(data.party)
-        return replace(work, control_variate=paired(torch.sub, c, own))
+        drift = paired(torch.sub, self.server.extra["c"], self.variate(data.party))
+        return replace(super().on_client_start(data), control_variate=drift)
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
         """Store ``c_i'``, and send ``c_i' - c_i = (x - y) / (K eta_l) - c``."""
-        if not self.control_variate:
-            return update
         x = self.server.parameters
         c = self.server.extra["c"]
         own = self.variate(update.client)
@@ -112,8 +99,7 @@ class SCAFFOLD(FedAvg):
 
         def noted() -> Iterable[ClientUpdate]:
             for update in updates:
-                if update.payload:
-                    change.add(update.payload)
+                change.add(update.payload)
                 yield update
 
         return {**super().accumulate(noted()), "change": change}

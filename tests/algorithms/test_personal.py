@@ -110,7 +110,7 @@ def test_clients_of_one_class_each_are_right_with_a_head_of_their_own(tmp_path: 
     assert trainer.callback_metrics["client_test/personal_accuracy_mean"] == 1
     assert trainer.callback_metrics["client_test/personal_accuracy_worst_tenth"] == 1
     assert trainer.callback_metrics["client_test/accuracy_mean"] == pytest.approx(1 / 3, abs=0.1)
-    assert [row[:1] for row in callback.personal[3].reshape(-1, 1).tolist()] == [[1.0]] * 3
+    assert [row[:1] for row in callback.history[3].reshape(-1, 1).tolist()] == [[1.0]] * 3
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,10 @@ import torch
 from torch.nn import functional as F
 
 from lightning_fedssl.local_work import labeled_work
-from tests.algorithms.helpers import fitted, plain_sgd, toy_scaffold
-from tests.toy import Transfers, assert_same, labeled_clients, toy_fedavg, toy_trainer, weights
+from tests.algorithms.helpers import plain_sgd, toy_scaffold
+from tests.toy import Transfers, labeled_clients, toy_fedavg, toy_trainer, weights
 
 RATE = 0.05
-
-
-def test_without_variates_it_is_fedavg_in_the_last_bit(tmp_path: Path) -> None:
-    ours = fitted(tmp_path, toy_scaffold(control_variate=False), labeled_clients())
-    theirs = fitted(tmp_path, toy_fedavg(optimizer=plain_sgd, client_weighting="uniform"), labeled_clients())
-    assert_same(ours, theirs)
 
 
 @pytest.mark.parametrize("num_clients", [1, 4])
@@ -32,7 +26,8 @@ def test_clients_that_are_all_equal_train_as_in_fedavg_and_others_do_not(tmp_pat
             )
             trainer.fit(model, labeled_clients(num_clients=num_clients))
         ours, theirs = map(weights, models)
-        equal = all(torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-12) for name in ours)
+        accuracy = 0 if rounds == 1 else 1e-12
+        equal = all(torch.allclose(ours[name], theirs[name], rtol=0, atol=accuracy) for name in ours)
         assert equal == (num_clients == 1 or rounds == 1)
 
 

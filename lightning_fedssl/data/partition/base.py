@@ -272,9 +272,7 @@ class Dirichlet(Partition):
     """
 
     def __init__(self, alpha: float = 0.3, min_size: int = 10) -> None:
-        self.alpha = require(
-            "Dirichlet", "alpha", alpha, 0 < alpha < math.inf, "a finite number above 0"
-        )
+        self.alpha = above_0("Dirichlet", "alpha", alpha)
         self.min_size = require("Dirichlet", "min_size", min_size, min_size >= 1, "1 or more")
 
     def assign(
@@ -325,9 +323,7 @@ class ClientDirichlet(Partition):
     """
 
     def __init__(self, alpha: float = 0.1) -> None:
-        self.alpha = require(
-            "ClientDirichlet", "alpha", alpha, 0 < alpha < math.inf, "a finite number above 0"
-        )
+        self.alpha = above_0("ClientDirichlet", "alpha", alpha)
 
     def assign(
         self, labels: Tensor, num_clients: int, num_classes: int, generator: Generator
@@ -339,14 +335,12 @@ class ClientDirichlet(Partition):
         wanted = np.stack(
             [dirichlet(self.alpha, num_classes, generator) for _ in range(num_clients)]
         )
-        parts: list[list[NDArray[Any]]] = [[] for _ in range(num_clients)]
+        owner = np.empty(len(labels), dtype=np.int64)
         for label, members in enumerate(positions_by_class(labels, num_classes)):
             shares = wanted[:, label] if wanted[:, label].sum() > 0 else np.ones(num_clients)
             counts = largest_remainder(len(members), shares)
-            assigned = np.split(generator.permutation(members), np.cumsum(counts[:-1]))
-            for part, share in zip(parts, assigned, strict=True):
-                part.append(share)
-        return [torch.from_numpy(np.concatenate(part)) for part in parts]
+            owner[generator.permutation(members)] = np.repeat(np.arange(num_clients), counts)
+        return held_by(owner, num_clients)
 
 
 class FromFile(Partition):
@@ -454,6 +448,18 @@ def require(owner: str, name: str, value: _Value, fits: bool, wanted: str) -> _V
     return value
 
 
+def above_0(owner: str, name: str, value: _Value) -> _Value:
+    """The value of a partition's argument, if it is a finite number above 0.
+
+    Args:
+        owner: The partition's name.
+        name: The argument.
+        value: Its value.
+    """
+    fits = 0 < value < math.inf  # type: ignore[operator]
+    return require(owner, name, value, fits, "a finite number above 0")
+
+
 def check_samples(split: FederatedSplit, asked: SplitRequest, who: str, remedy: str) -> None:
     """Refuse a split with a sample that does not exist, is held out, twice at a party, or labelled
     without a label.
@@ -546,6 +552,18 @@ def append_unlabeled(split: FederatedSplit, more: IndexLists) -> FederatedSplit:
 def _count_distinct(values: Tensor) -> int:
     """How many different numbers, from 0, there are."""
     return int((values.bincount() > 0).sum())
+
+
+def held_by(owner: NDArray[np.int64], num_clients: int) -> list[Tensor]:
+    """The positions of every client's images in ascending order.
+
+    Args:
+        owner: The client of each image, ``(images,)``.
+        num_clients: M.
+    """
+    counts = np.bincount(owner, minlength=num_clients)
+    order = torch.from_numpy(np.argsort(owner, kind="stable"))
+    return list(order.split(counts.tolist()))
 
 
 def dirichlet(alpha: float, size: int, generator: Generator) -> NDArray[Any]:

@@ -13,7 +13,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedssl.data.partition.base import Partition, require
+from lightning_fedssl.data.partition.base import Partition, held_by, require
 from lightning_fedssl.data.partition.class_balance import choose_balanced
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
 
@@ -56,13 +56,12 @@ class ClassSkew(Partition):
         values = labels.numpy()
         classes = np.unique(values)
         sizes = np.array([(values == label).sum() for label in classes])
-        parts: list[list[NDArray[Any]]] = [[] for _ in range(num_clients)]
+        owner = np.empty(len(labels), dtype=np.int64)
         for label, target in zip(classes, targets(sizes, num_clients, self.r).T, strict=True):
             members = generator.permutation(np.flatnonzero(values == label))
             counts = largest_remainder(target, len(members), generator)
-            for part, assigned in zip(parts, np.split(members, counts.cumsum()[:-1]), strict=True):
-                part.append(assigned)
-        return [torch.from_numpy(np.concatenate(part)) for part in parts]
+            owner[members] = np.repeat(np.arange(num_clients), counts)
+        return held_by(owner, num_clients)
 
     def split(self, asked: SplitRequest, generator: Generator) -> FederatedSplit:
         """Assigns as :meth:`Partition.split`, after the server's own images if ``server_images``

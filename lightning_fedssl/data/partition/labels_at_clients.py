@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from lightning_fedssl.data.partition.base import Partition, dirichlet, require
+from lightning_fedssl.data.partition.base import Partition, above_0, dirichlet, require
 from lightning_fedssl.data.partition.class_balance import largest_remainder, positions_by_class
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition.index_lists import ClientList, IndexLists
@@ -150,10 +150,10 @@ class LabeledClasses(_LabelsAtClients):
         self, classes_per_client: int = 2, alpha: float = 0.1, deal_as: int | None = None
     ) -> None:
         super().__init__(deal_as)
-        self.classes_per_client = _above_0(
+        self.classes_per_client = above_0(
             "LabeledClasses", "classes_per_client", classes_per_client
         )
-        self.alpha = _above_0("LabeledClasses", "alpha", alpha)
+        self.alpha = above_0("LabeledClasses", "alpha", alpha)
 
     def classes_of(self, client: int, num_classes: int) -> list[int]:
         """``c`` neighbouring classes, beginning where the last client's end."""
@@ -201,10 +201,8 @@ class ClassMismatch(_LabelsAtClients):
         deal_as: int | None = None,
     ) -> None:
         super().__init__(deal_as)
-        self.classes_per_client = _above_0(
-            "ClassMismatch", "classes_per_client", classes_per_client
-        )
-        self.alpha = _above_0("ClassMismatch", "alpha", alpha)
+        self.classes_per_client = above_0("ClassMismatch", "classes_per_client", classes_per_client)
+        self.alpha = above_0("ClassMismatch", "alpha", alpha)
         self.ratio = require(
             "ClassMismatch", "ratio", ratio, 0 <= ratio <= 1, "a number from 0 to 1"
         )
@@ -362,7 +360,3 @@ def _neighbours(first: int, count: int, num_classes: int) -> list[int]:
         f"at most {num_classes}, the classes",
     )
     return [(first + i) % num_classes for i in range(count)]
-
-
-def _above_0(owner: str, name: str, value: Any) -> Any:
-    return require(owner, name, value, value > 0, "a number above 0")

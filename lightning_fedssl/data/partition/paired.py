@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedssl.data.partition.base import Partition, choose_labeled, dirichlet, require
+from lightning_fedssl.data.partition.base import (
+    Partition,
+    above_0,
+    choose_labeled,
+    dirichlet,
+)
 from lightning_fedssl.data.partition.class_balance import positions_by_class
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition.index_lists import ClientList
@@ -40,9 +43,7 @@ class PairedDirichlet(Partition):
     """
 
     def __init__(self, alpha: float = 0.1) -> None:
-        self.alpha = require(
-            "PairedDirichlet", "alpha", alpha, 0 < alpha < math.inf, "a finite number above 0"
-        )
+        self.alpha = above_0("PairedDirichlet", "alpha", alpha)
 
     def split(self, asked: SplitRequest, generator: Generator) -> FederatedSplit:
         """Assigns labelled and unlabelled images apart where the labels are at the clients.

@@ -179,9 +179,9 @@ def test_client_dirichlet_divides_each_class_by_the_clients_entries() -> None:
     """Class 0 (6 images) by 0.5 : 0.2 : 0.3 is 3, 1.2 and 1.8; class 1 (4 images) by 0.5 : 0.8 : 0.7 is 1, 1.6, 1.4."""
     labels = torch.tensor([0, 1, 0, 0, 1, 0, 1, 0, 1, 0])
     parts = ClientDirichlet().assign(labels, 3, 2, Drawn([0.5, 0.5], [0.2, 0.8], [0.3, 0.7]))
-    assert [part.tolist() for part in parts] == [[0, 2, 3, 1], [5, 4, 6], [7, 9, 8]]
+    assert [part.tolist() for part in parts] == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
     nobody = ClientDirichlet().assign(labels, 3, 2, Drawn([1.0, 0.0], [1.0, 0.0], [1.0, 0.0]))
-    assert [part.tolist() for part in nobody] == [[0, 2, 1, 4], [3, 5, 6], [7, 9, 8]]
+    assert [part.tolist() for part in nobody] == [[0, 1, 2, 4], [3, 5, 6], [7, 8, 9]]
 
 
 @pytest.mark.parametrize(
