@@ -13,13 +13,21 @@ from pathlib import Path
 
 import command_line
 from command_line import RESULTS, ROOT
-from lightning_fedssl.callbacks.communication_ledger import readable
 
 WITHOUT_WARM_UP = {"fedrgd_digits.yaml": ["--model.server_only_rounds=0"]}
 """Options of configurations whose first rounds train no client."""
 
 Line = dict[str, str]
 """A line of ``ledger.csv`` by its column."""
+
+
+def readable(size: float) -> str:
+    """A number of bytes in decimal units, with at least two digits: ``5.9 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if size >= 100 or unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} TB"
 
 
 def main() -> None:

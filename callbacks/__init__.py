@@ -9,12 +9,10 @@ from .ema_teacher import EMATeacher
 from .global_update_frequency import GlobalUpdateFrequency
 from .group_quality import GroupQuality
 from .labels_alone import LabelsAlone
-from .local_steps import LocalSteps
 from .logging import RoundProgress
-from .metric_matrices import MetricMatrices
-from .participation_table import ParticipationTable
 from .phase_profiler import PhaseProfiler
 from .pseudo_label_quality import PseudoLabelQuality
+from .run_report import RunReport
 from .run_result import RunResult
 from .static_batch_norm import StaticBatchNorm
 from .system_clock import SystemClock
@@ -29,12 +27,10 @@ __all__ = [
     "GlobalUpdateFrequency",
     "GroupQuality",
     "LabelsAlone",
-    "LocalSteps",
-    "MetricMatrices",
-    "ParticipationTable",
     "PhaseProfiler",
     "PseudoLabelQuality",
     "RoundProgress",
+    "RunReport",
     "RunResult",
     "StaticBatchNorm",
     "SystemClock",

@@ -206,12 +206,3 @@ def kind_of(name: str, model: set[str]) -> str:
     titles = {"optimizer": "optimizer state", "moments": "batch-norm moments"}
     first = name.partition(".")[0]
     return titles.get(first, first)
-
-
-def readable(size: float) -> str:
-    """A number of bytes in decimal units, with at least two digits: ``5.9 MB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if size >= 100 or unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:,.1f} TB"

@@ -14,12 +14,12 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from tqdm import tqdm
 
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks.boards import has_pictures, show_figure
 from lightning_fedssl.callbacks.labels_alone import LabelsAlone, export_command
-from lightning_fedssl.callbacks.metric_matrices import evaluated_on
 from lightning_fedssl.callbacks.simple_classifiers import accuracy_error
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.metrics.rounds import Metrics
     from lightning_fedssl.run import Run
@@ -118,6 +118,17 @@ def own_parts(metrics: Metrics, stage: Literal["val", "test"]) -> list[str]:
     return [f"{name} {value:.4g}" for name, value in metrics.items() if name.startswith(stage)]
 
 
+def evaluated_on(metrics: Iterable[str]) -> Literal["val", "test"]:
+    """Whether the metrics of an evaluation are those of the test images or of the validation
+    images.
+
+    Args:
+        metrics: Their names. A method's own steps determine which there are, so that ``test/loss``
+            may be missing.
+    """
+    return "test" if any(name.startswith("test") for name in metrics) else "val"
+
+
 class RoundProgress(FederatedCallback):
     """Shows how far a run is, and prints its result.
 
@@ -139,10 +150,7 @@ class RoundProgress(FederatedCallback):
     def on_fit_start(  # type: ignore[override]
         self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
-        """Report the data, ``data.txt``, and the partition: its statistics, ``partition.json``,
-        and a picture for the logger.
-        """
-        from lightning_fedssl.data.partition.statistics import heatmap
+        """Report the data, ``data.txt``, and the partition: its statistics, ``partition.json``."""
         from lightning_fedssl.data.sources.reading import FILE_NAME
 
         data = trainer.datamodule
@@ -155,8 +163,6 @@ class RoundProgress(FederatedCallback):
             data.split.save(Path(trainer.log_dir) / "partition.json")
             lines = [*data.reading.lines(), data.statistics.summary(), ""]
             Path(trainer.log_dir, FILE_NAME).write_text("\n".join(lines), encoding="utf-8")
-        if has_pictures(trainer) and trainer.datamodule.class_names:
-            show_figure(trainer, "partition", heatmap(trainer.datamodule.statistics))
 
     def on_train_start(  # type: ignore[override]
         self, trainer: Run, algorithm: FederatedAlgorithm

@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from lightning_fedssl.local_work import LocalWork
     from lightning_fedssl.run import Run
 
+MOST_CLASSES = 100
+"""The largest number of classes whose labels are counted by true class, too."""
+
+MOST_WRONG = 12
+"""The largest number of wrong labels that are kept of a round."""
+
+_OF_CLIENT = 3
+
 
 class PseudoLabelQuality(FederatedCallback):
     """Logs mask rate and accuracy of the clients' pseudo-labels in a round (SemiFL Fig. 6, Semi-SFL
@@ -27,10 +35,12 @@ class PseudoLabelQuality(FederatedCallback):
       the other labels);
     * ``pseudo_label/accuracy``: the share of labels that are right;
     * over the confident labels only, and absent in a round without any:
-      ``pseudo_label/confident_accuracy``, ``pseudo_label/impurity`` (the share of wrong labels),
-      ``pseudo_label/largest_class_share`` (the share of the most frequent class: near 1 if
-      self-training has collapsed, but also if there are few labels) and
-      ``pseudo_label/confident_count`` (their number in the round).
+      ``pseudo_label/confident_accuracy``, ``pseudo_label/largest_class_share`` (the share of the
+      most frequent class: near 1 if self-training has collapsed, but also if there are few labels)
+      and ``pseudo_label/confident_count`` (their number in the round).
+
+    After ``on_global_model``, rank 0 has for the report of the run the confident labels of the
+    round by true class, ``table``, and the most confident wrong ones, ``wrong``.
 
     The labels of a client whose update was rejected do not count: they are not in the new
     model.
@@ -45,20 +55,33 @@ class PseudoLabelQuality(FederatedCallback):
     every run.
 
     Args:
-        per_class: Also log both accuracies and the mask rate for each true class.
         sample: Number of images per round that the callback labels for a method which labels inside
             ``training_step``, divided equally among the drawn clients; 0 for none.
+
+    Attributes:
+        table: Confident labels of the round, ``(classes + 1, classes)``: a row for each true class
+            and a last one for unknown classes, a column for each label; with more than 100 classes
+            only the last row. None in a round without any.
+        wrong: The most confident wrong labels of the round, at most 3 of a client and 12 in all:
+            confidence, number of the sample in the training data, label and true class. Of a method
+            that labels at every step, those of a client's first step.
     """
 
-    def __init__(self, per_class: bool = False, sample: int = 128) -> None:
+    def __init__(self, sample: int = 128) -> None:
         at_least(0, sample=sample)
-        self.per_class = per_class
         self.sample = sample
-        self._class_counts: dict[int, Tensor] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget an earlier run."""
+        self.table: Tensor | None = None
+        self.wrong: list[list[float]] = []
+        self._tables: dict[int, Tensor] = {}
+        self._wrong: dict[int, Tensor] = {}
 
     def on_round_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
-        """Reset the clients' counts of confident labels per class."""
-        self._class_counts = {}
+        """Forget the round before."""
+        self.reset()
 
     def on_client_start(
         self,
@@ -92,13 +115,20 @@ class PseudoLabelQuality(FederatedCallback):
         ranks.
         """
         unused = clients_left_out(trainer)
-        own = [count for client, count in self._class_counts.items() if client not in unused]
-        classes = torch.zeros(trainer.datamodule.num_classes, dtype=torch.float64)
-        ranks = trainer.gather(torch.stack(own).sum(dim=0).cpu() if own else classes)
-        total = torch.stack(ranks).sum(dim=0)
-        if total.sum() > 0:
-            trainer.log("pseudo_label/largest_class_share", float(total.max() / total.sum()))
-            trainer.log("pseudo_label/confident_count", float(total.sum()))
+        tables = [table for client, table in self._tables.items() if client not in unused]
+        wrong = [found for client, found in self._wrong.items() if client not in unused]
+        own = torch.stack(tables).sum(dim=0).cpu() if tables else None
+        parts = trainer.gather((own, torch.cat(wrong).tolist() if wrong else []))
+        known = [table for table, _ in parts if table is not None]
+        if not known:
+            return
+        self.table = torch.stack(known).sum(dim=0)
+        entries = sorted((row for _, rows in parts for row in rows if row[0] > 0), reverse=True)
+        self.wrong = entries[:MOST_WRONG]
+        classes = self.table.sum(dim=0)
+        if total := float(classes.sum()):
+            trainer.log("pseudo_label/largest_class_share", float(classes.max()) / total)
+            trainer.log("pseudo_label/confident_count", total)
 
     def _compare_sample(self, trainer: Run, algorithm: FederatedAlgorithm, data: LocalData) -> None:
         threshold = getattr(algorithm, "threshold", None)
@@ -119,42 +149,53 @@ class PseudoLabelQuality(FederatedCallback):
     ) -> None:
         client = algorithm.clients.staging
         assert client is not None, "pseudo-labels are reported while their client trains"
-        # Every label of a sample, or every pixel, counts as one.
         truth = trainer.datamodule.true_labels(indices)
         partly_unknown = truth.dim() > 1 or trainer.datamodule.has_unknown_labels
-        truth = truth.flatten()
-        labels = algorithm.task.hard(pseudo.labels).flatten()
+        labels = algorithm.task.hard(pseudo.labels)
+        if truth.dim() == 1 and client not in self._wrong:
+            found = pseudo._replace(labels=labels)
+            self._wrong[client] = _most_confident_wrong(indices, truth, found)
+        # Every label of a sample, or every pixel, counts as one.
+        truth, labels = truth.flatten(), labels.flatten()
         right = (labels == truth).double()
         mask = pseudo.mask.flatten().double()
-        # A comparison and not F.one_hot, which reads its input on the host and would wait for the
-        # device.
-        classes = torch.arange(trainer.datamodule.num_classes, device=labels.device)
-        counts = ((labels[:, None] == classes) * mask[:, None]).sum(dim=0)
-        self._class_counts[client] = self._class_counts.get(client, 0) + counts
+        table = _table(truth, labels, mask, trainer.datamodule.num_classes)
+        self._tables[client] = self._tables.get(client, 0) + table
         if partly_unknown:  # else no test, which would wait for the device
             known = truth >= 0
             right = right[known]
             mask = mask[known]
-            truth = truth[known]
-            if not len(truth):
+            if not len(right):
                 return
-        self._log(trainer, "", right, mask)
-        if self.per_class:
-            for k in truth.unique().tolist():
-                trainer.log(
-                    f"client/mask_rate/class_{k}", mask[truth == k].mean(), int((truth == k).sum())
-                )
-                self._log(trainer, f"/class_{k}", right[truth == k], mask[truth == k])
-
-    @staticmethod
-    def _log(trainer: Run, suffix: str, right: Tensor, mask: Tensor) -> None:
         confident = mask.sum()
-        trainer.log(f"pseudo_label/accuracy{suffix}", right.mean(), len(right))
-        # A test whether any label is confident would wait for the device; without one, both scalars
-        # have weight 0.
+        trainer.log("pseudo_label/accuracy", right.mean(), len(right))
+        # A test whether any label is confident would wait for the device; without one, the scalar
+        # has weight 0.
         accuracy = (right * mask).sum() / confident.clamp(min=1)
-        trainer.log(f"pseudo_label/confident_accuracy{suffix}", accuracy, confident)
-        trainer.log(f"pseudo_label/impurity{suffix}", 1 - accuracy, confident)
+        trainer.log("pseudo_label/confident_accuracy", accuracy, confident)
+
+
+def _table(truth: Tensor, labels: Tensor, mask: Tensor, num_classes: int) -> Tensor:
+    """See :attr:`PseudoLabelQuality.table`, of one client."""
+    # Comparisons and not F.one_hot, which reads its input on the host and would wait for the
+    # device.
+    classes = torch.arange(num_classes, device=labels.device)
+    given = (labels[:, None] == classes) * mask[:, None]
+    if num_classes > MOST_CLASSES:
+        return given.sum(dim=0, keepdim=True)
+    known = (truth[:, None] == classes).double().T @ given
+    return torch.cat([known, (given.sum(dim=0) - known.sum(dim=0))[None]])
+
+
+def _most_confident_wrong(indices: Tensor, truth: Tensor, pseudo: PseudoLabels) -> Tensor:
+    """A row for each label of one client: confidence, sample, label, true class; the confidence is
+    -1 where it is not wrong, or not trained on.
+    """
+    wrong = (pseudo.labels != truth) & (truth >= 0) & pseudo.mask.bool()
+    confidence = pseudo.confidence.detach().double().masked_fill(~wrong, -1.0)
+    best, rows = confidence.topk(min(_OF_CLIENT, len(truth)))
+    columns = (indices[rows], pseudo.labels[rows], truth[rows])
+    return torch.stack([best, *(column.double() for column in columns)], dim=1)
 
 
 def clients_left_out(trainer: Run) -> set[int]:

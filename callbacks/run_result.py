@@ -70,6 +70,11 @@ def summarize_run(
         "chosen/method": next(
             (c.chosen or None for c in trainer.callbacks if isinstance(c, LabelsAlone)), None
         ),
+        "matrices": {
+            name: matrix.tolist()
+            for name, matrix in trainer.metric_values.items()
+            if matrix.dim() == 2
+        },
         "metrics": {name: float(value) for name, value in sorted(values.items())},
     }
 

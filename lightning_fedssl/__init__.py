@@ -52,8 +52,8 @@ _MODULES = {
     "callbacks": """
         ClientEvaluation CollapseDetector CommunicationLedger Dashboard
         EMATeacher FederatedCheckpoint GlobalUpdateFrequency GroupQuality
-        LabelsAlone LocalSteps MetricMatrices ParticipationTable
-        PhaseProfiler PseudoLabelQuality RoundProgress RunResult StaticBatchNorm
+        LabelsAlone PhaseProfiler
+        PseudoLabelQuality RoundProgress RunReport RunResult StaticBatchNorm
         SystemClock
     """,
     "cli.experiment": "Experiment",

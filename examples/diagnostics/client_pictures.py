@@ -1,5 +1,4 @@
-"""Pictures for the logger: heat maps of the clients, and the pseudo-labels that are wrong and
-confident.
+"""Pictures for the logger: heat maps of the clients.
 
 In a checkout: ``lightning-fedssl fit --config semifl_digits.yaml
 --trainer.callbacks+=examples.diagnostics.client_pictures.ClientHeatMaps``.
@@ -7,17 +6,13 @@ In a checkout: ``lightning-fedssl fit --config semifl_digits.yaml
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from torch import Tensor
 
+from examples.diagnostics.figures import has_pictures, show_figure
 from lightning_fedssl.callback import FederatedCallback, at_least
-from lightning_fedssl.callbacks.boards import has_pictures, show_figure
-from lightning_fedssl.callbacks.pseudo_label_quality import clients_left_out
-from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,14 +22,6 @@ if TYPE_CHECKING:
     from lightning_fedssl.local_work import LocalWork
     from lightning_fedssl.run import Run
     from lightning_fedssl.state import ClientUpdate
-
-_Label = tuple[float, int, int, int, bool]
-"""A pseudo-label: its confidence, the number of its image, its class, the true class, and whether
-it is trained on."""
-
-_Labels = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Pseudo-labels of a step: the numbers of their images, their classes, their confidences and their
-mask."""
 
 TITLES = {
     "mask_rate": "share of confident pseudo-labels",
@@ -113,160 +100,6 @@ class ClientHeatMaps(FederatedCallback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state from :meth:`state_dict`."""
         self.history = state_dict["history"]
-
-
-class PseudoLabelGallery(FederatedCallback):
-    """Shows wrong pseudo-labels in the logger: images, their weak and strong views, and the
-    confidences of all labels.
-
-    ``pseudo_label/most_confident_wrong`` has a column for each image of the most confident wrong
-    pseudo-labels of the round, and ``pseudo_label/confidence`` is a histogram. A label below the
-    threshold, which is not trained on, is marked "not used". For methods whose pseudo-labels
-    callbacks can see, such as SemiFL, and for images; the histogram is for all data. The labels of
-    a client whose update was rejected do not count. True labels are used for these pictures
-    only: no weight depends on them.
-
-    Args:
-        every_n_rounds: Show every n-th round, and the last one.
-        images: Number of columns.
-    """
-
-    def __init__(self, every_n_rounds: int = 50, images: int = 8) -> None:
-        at_least(1, every_n_rounds=every_n_rounds, images=images)
-        self.every_n_rounds = every_n_rounds
-        self.images = images
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget an earlier run."""
-        self._labels: dict[int, list[_Labels]] = defaultdict(list)
-
-    def on_round_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
-        """Forget the round before."""
-        self._labels.clear()
-
-    def on_client_start(
-        self,
-        trainer: Run,
-        algorithm: FederatedAlgorithm,
-        data: LocalData,
-        work: LocalWork,
-    ) -> None:
-        """Collect the pseudo-labels that a client computed for the round."""
-        if work.pseudo_labels is not None and len(work.pseudo_labels.mask):
-            self.on_pseudo_labels(trainer, algorithm, data.unlabeled, work.pseudo_labels)
-
-    def on_pseudo_labels(
-        self,
-        trainer: Run,
-        algorithm: FederatedAlgorithm,
-        indices: Tensor,
-        pseudo: PseudoLabels,
-    ) -> None:
-        """Collect pseudo-labels of a step, as copies on the device: whether they are shown is not
-        known yet.
-        """
-        client = algorithm.clients.staging
-        assert client is not None, "pseudo-labels are reported while their client trains"
-        labels = pseudo.labels if pseudo.labels.dim() == 1 else pseudo.labels.argmax(dim=1)
-        confidence = pseudo.confidence.detach().clone()
-        self._labels[client].append(
-            (indices.clone(), labels.clone(), confidence, pseudo.mask.bool())
-        )
-
-    def on_pictures(self, trainer: Run, algorithm: FederatedAlgorithm, is_last: bool) -> None:
-        """Combine the pseudo-labels of the accepted clients of all ranks, and show them."""
-        if not is_last and trainer.round_index % self.every_n_rounds:
-            return
-        unused = clients_left_out(trainer)
-        used = [
-            labels
-            for client, steps in self._labels.items()
-            if client not in unused
-            for labels in steps
-        ]
-        own = [
-            (self._most_confident_wrong(trainer, labels), labels[2].float().cpu())
-            for labels in used
-        ]
-        everyone = [found for part in trainer.gather(own) for found in part]
-        wrong = _most_confident(
-            [entry for entries, _ in everyone for entry in entries], self.images
-        )
-        confidences = [t for _, t in everyone]
-        if confidences:
-            show_histogram(trainer, "pseudo_label/confidence", torch.cat(confidences))
-        is_image = (
-            trainer.datamodule.in_shape[0] in (1, 3) and len(trainer.datamodule.in_shape) == 3
-        )
-        if wrong and is_image and has_pictures(trainer):
-            show_figure(trainer, "pseudo_label/most_confident_wrong", self._draw(trainer, wrong))
-
-    def _most_confident_wrong(self, trainer: Run, of_step: _Labels) -> list[_Label]:
-        indices, labels, confidence, mask = of_step
-        truth = trainer.datamodule.true_labels(indices)
-        wrong = (labels != truth) & (truth >= 0)
-        confidence, rows = confidence.masked_fill(~wrong, -1.0).topk(min(self.images, len(labels)))
-        columns = (confidence, indices[rows], labels[rows], truth[rows], mask[rows])
-        found = zip(*(column.tolist() for column in columns), strict=True)
-        return [entry for entry in found if entry[0] >= 0]
-
-    @staticmethod
-    def _draw(trainer: Run, wrong: list[_Label]) -> Figure:
-        """The images (first row) with a weak and a strong view."""
-        from matplotlib.figure import Figure
-
-        data = trainer.local_data(0)
-        indices = torch.tensor([index for _, index, *_ in wrong], device=data.images.device)
-        rows = {
-            "image": data.plain(indices),
-            "weak": data.weak(indices, "gallery"),
-            "strong": data.strong(indices, "gallery"),
-        }
-        names = trainer.datamodule.spec.class_names
-        figure = Figure(figsize=(1.3 * len(wrong) + 0.6, 4.6), layout="constrained")
-        grid = figure.subplots(3, len(wrong), squeeze=False)
-        for line, (title, views) in zip(grid, rows.items(), strict=True):
-            for axes, x, (confidence, _, label, truth, used) in zip(
-                line, views.float().cpu(), wrong, strict=True
-            ):
-                scaled = (x - x.min()) / (x.max() - x.min()).clamp(min=1e-6)
-                axes.imshow(scaled.permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray")
-                axes.set(xticks=[], yticks=[])
-                if title == "image":
-                    unused = "" if used else ", not used"
-                    axes.set_title(
-                        f"{names[label]}\nis {names[truth]}\n{confidence:.0%}{unused}", fontsize=8
-                    )
-            line[0].set_ylabel(title)
-        return figure
-
-
-def _most_confident(entries: list[_Label], count: int) -> list[_Label]:
-    """The most confident label of each image, for at most ``count`` images.
-
-    Several steps may label an image.
-    """
-    of_images = {entry[1]: entry for entry in sorted(entries)}
-    return sorted(of_images.values(), reverse=True)[:count]
-
-
-def show_histogram(trainer: Run, name: str, values: Tensor) -> None:
-    """Log a histogram for the current round, if there are values; MLflow has none.
-
-    Args:
-        trainer: The trainer of the run.
-        name: The histogram's tag.
-        values: ``(n,)``, on the CPU.
-    """
-    for logger in trainer.loggers if trainer.is_global_zero and len(values) else ():
-        if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_histogram(name, values, trainer.round_index)
-        elif isinstance(logger, WandbLogger):
-            import wandb  # type: ignore[import-not-found, unused-ignore]
-
-            histogram: Any = wandb.Histogram(values.tolist())
-            logger.log_metrics({name: histogram}, trainer.round_index)
 
 
 def draw_clients(rounds: dict[int, dict[int, float]], num_clients: int, title: str) -> Figure:

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from examples.diagnostics.figures import show_figure
 from lightning_fedssl import sampling
 from lightning_fedssl.callback import FederatedCallback, at_least
-from lightning_fedssl.callbacks.boards import show_figure
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.state import load_state
 

@@ -43,7 +43,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Literal
 
 import torch
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn import functional as F
@@ -126,12 +125,6 @@ class FedSHVR(PairedBatches):
         self.control_variate = control_variate
         self.averaging = averaging
         self._tau_bar: Tensor | None = None
-
-    def configure_callbacks(self) -> list[Callback]:
-        """Log the quality of the pseudo-labels, and the numbers of local steps tau_k."""
-        from lightning_fedssl.callbacks import LocalSteps, PseudoLabelQuality
-
-        return [PseudoLabelQuality(), LocalSteps()]
 
     def control(self, client: int) -> State:
         """d_k of a client by the weights' names: 0 before its first round.

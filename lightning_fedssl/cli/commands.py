@@ -15,7 +15,8 @@ TRAINER = {
 """The commands that run a trainer."""
 
 SCRIPTS = {
-    "compare": "run many configurations over seeds on the same partitions; tables and plots",
+    "compare": "run many configurations over seeds on the same partitions; tables and a page",
+    "watch": "show a run in the browser as it goes on",
     "partition": "draw the partition of the images, and show it, without training",
     "export": "write a checkpoint's network as safetensors, torch.export, ONNX or a folder for a "
     "model hub",

@@ -23,7 +23,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 
 DESCRIPTION = """\
 Runs every configuration of a suite with every seed, on identical partitions and initial weights;
-writes CSV files, a report and plots. SUITE is a file, or the name of a suite of the package. A run
+writes CSV files, tables and a page. SUITE is a file, or the name of a suite of the package. A run
 that has finished is not repeated, until its configuration, seed, partition, initial weights or the
 version of this package (in a checkout its commit) change. Options of trainer, model and data, as
 fit takes them, win over the suite in every run:

@@ -2,6 +2,6 @@
 reports their results.
 
 ``suite`` describes the comparison that a user writes. ``plan`` derives the runs from it, and
-``execute`` trains them. ``results`` reads their logged scalars, ``report`` and ``plots`` write
-tables and plots, and ``verdicts`` says what a difference between methods allows to say.
+``execute`` trains them. ``results`` reads their logged scalars, ``report`` and ``page`` write
+tables and a page, and ``verdicts`` says what a difference between methods allows to say.
 """

@@ -1,4 +1,4 @@
-"""The ``compare`` command: trains the runs that have no result yet, and writes tables and plots."""
+"""The ``compare`` command: trains the runs that have no result yet, and writes a report."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from lightning_fedssl.comparison import plots, report
+from lightning_fedssl.comparison import report
 from lightning_fedssl.comparison.execute import Outcome, terminable, train
+from lightning_fedssl.comparison.page import write_page
 from lightning_fedssl.comparison.plan import Run, differing_keys
 from lightning_fedssl.comparison.results import is_finished, rounds, summary
 from lightning_fedssl.comparison.suite import Suite
+from lightning_fedssl.report.page import FILE_NAME
 
 
 def compare(
@@ -29,7 +31,7 @@ def compare(
     Args:
         suite: The suite to compare.
         runs: The runs of the suite.
-        folder: The folder for runs, tables and plots.
+        folder: The folder for runs, tables and page.
         jobs: The number of runs trained at the same time.
         command: The program that runs ``fit``, with the arguments before ``fit``.
         command_line: The user's command line, which the report quotes.
@@ -46,13 +48,23 @@ def compare(
         Outcome(run, rows, "cached") for run in others if is_finished(rows := rounds(run.folder))
     ]
     wanted = [run for run in runs if run not in others]
-    outcomes = []
+    outcomes: list[Outcome] = []
+    differing = {
+        group.title: differing_keys([run for run in runs if run.group is group])
+        for group in suite.groups
+    }
+
+    def show(live: bool = True) -> None:
+        write_page(folder, suite, runs, [*outcomes, *known], command_line, differing, live)
 
     def ended(outcome: Outcome) -> None:
         outcomes.append(outcome)
         print(f"[{len(outcomes)}/{len(wanted)}] {line_of(outcome)}", flush=True)
+        if outcome.how != "cached":
+            show()
 
     interrupted = False
+    show()
     with terminable():
         try:
             train(wanted, command, jobs, ended, force)
@@ -60,7 +72,8 @@ def compare(
             interrupted = True
     outcomes += known
     if any(outcome.rows for outcome in outcomes):
-        _write(folder, suite, outcomes, command_line)
+        _write(folder, suite, outcomes)
+    show(live=False)
     failed = [outcome for outcome in outcomes if outcome.how == "failed"]
     for outcome in failed:
         sys.stderr.write(f"error: {outcome.run.name} failed; see {outcome.run.folder}/log.txt\n")
@@ -70,18 +83,13 @@ def compare(
     return 1 if failed else 0
 
 
-def _write(folder: Path, suite: Suite, outcomes: Sequence[Outcome], command_line: str) -> None:
+def _write(folder: Path, suite: Suite, outcomes: Sequence[Outcome]) -> None:
     results = report.results_of(suite, outcomes)
     report.write_csv_files(folder, suite, outcomes)
-    differing = {
-        group.title: differing_keys([one.run for one in outcomes if one.run.group is group])
-        for group in suite.groups
-    }
-    pictures = plots.draw(folder, suite.title, results.task)
-    report.write_report(folder, suite, results, command_line, pictures, differing)
+    report.write_tables(folder, suite, results)
     for group in suite.groups:
         print("", group.title, *report.group_table(group, results, suite), sep="\n")
-    print("", f"tables and plots: {folder}", sep="\n")
+    print("", f"tables and {FILE_NAME}: {folder}", sep="\n")
 
 
 def line_of(outcome: Outcome) -> str:

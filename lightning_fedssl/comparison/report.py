@@ -1,8 +1,8 @@
 """The tables of a comparison.
 
 ``results.csv`` has a row for each run, ``curves.csv`` one for each evaluation, and
-``pseudo_labels.csv`` one for each round in which clients labelled images. ``results.md`` is for
-readers; ``summary.csv`` and ``results.tex`` have its tables for programs and papers.
+``pseudo_labels.csv`` one for each round in which clients labelled images. ``summary.csv`` and
+``results.tex`` have the tables of the page, for programs and papers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import csv
 import io
 import math
 import statistics
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -80,26 +79,14 @@ def write_csv_files(folder: Path, suite: Suite, outcomes: Sequence[Outcome]) -> 
     _write_csv(folder / "pseudo_labels.csv", labels)
 
 
-def write_report(
-    folder: Path,
-    suite: Suite,
-    results: Results,
-    command: str,
-    pictures: Sequence[str],
-    differing: Mapping[str, Sequence[str]],
-) -> None:
-    """Write ``results.md``, ``summary.csv`` and ``results.tex``.
+def write_tables(folder: Path, suite: Suite, results: Results) -> None:
+    """Write ``summary.csv`` and ``results.tex``.
 
     Args:
-        folder: The folder for the file.
+        folder: The folder for the files.
         suite: The suite that was compared.
         results: The numbers of its finished runs.
-        command: The command line of the comparison, which the report quotes.
-        pictures: Files of plots, relative to the folder.
-        differing: The keys in which the entries of a group differ, by its title.
     """
-    lines = markdown(suite, results, command, pictures, differing)
-    _write_text(folder / "results.md", "\n".join(lines) + "\n")
     rows = []
     for group in suite.groups:
         head, *cells = table_of(group, results, suite)
@@ -120,52 +107,8 @@ def results_of(suite: Suite, outcomes: Sequence[Outcome]) -> Results:
     return found
 
 
-def markdown(
-    suite: Suite,
-    results: Results,
-    command: str = "",
-    pictures: Sequence[str] = (),
-    differing: Mapping[str, Sequence[str]] | None = None,
-) -> list[str]:
-    """The report as lines of Markdown.
-
-    Args:
-        suite: The suite that was compared.
-        results: The numbers of its finished runs.
-        command: The command line of the comparison.
-        pictures: Files of plots.
-        differing: The keys in which the entries of a group differ, by its title.
-    """
-    report = [
-        f"# {suite.title}",
-        "",
-        *_paragraph(suite.note),
-        *_paragraph(_legend(suite, results.task)),
-    ]
-    for group in suite.groups:
-        report += [
-            f"## {group.title}",
-            "",
-            *group_table(group, results, suite),
-            "",
-            *_paragraph(group.note),
-            *_differences((differing or {}).get(group.title, ())),
-        ]
-    report += [line for file in pictures for line in (f"![{Path(file).stem}]({file})", "")]
-    return report + ([f"`{command}`"] if command else [])
-
-
-def _paragraph(text: str) -> list[str]:
-    return [*textwrap.wrap(text, 120, break_long_words=False), ""] if text.strip() else []
-
-
-def _differences(keys: Sequence[str]) -> list[str]:
-    if not keys:
-        return []
-    return ["Keys in which entries differ, and where:", "", *(f"* {key}" for key in keys), ""]
-
-
-def _legend(suite: Suite, task: Task) -> str:
+def legend(suite: Suite, task: Task) -> str:
+    """What the columns of the tables mean."""
     metric = task.monitor.replace("_", " ")
     side = "below" if task.larger_is_better else "above"
     per_cent, points = (", per cent", ", in points,") if task.is_share else ("", "")

@@ -16,7 +16,7 @@ class SuiteEntry:
     """One row of a comparison's tables.
 
     Args:
-        label: Its name in tables and plots.
+        label: Its name in tables and curves.
         config: A configuration, as for ``fit --config``, or several, of which later ones override
             earlier ones.
         role: ``method``, or ``bound``: a lower or upper bound for the methods of its group. The

@@ -27,7 +27,7 @@ _BATCHES = "use trainer.fast_dev_run for a test, or less data: data.num_clients,
 _WHOLE = (
     "an evaluation uses all images; trainer.check_val_every_n_rounds says how often there is one"
 )
-_PER_STEP = "every round is logged once; callbacks: [{class_path: LocalSteps}] logs the local steps"
+_PER_STEP = "every round is logged once; report.html has the steps of each client"
 _RANKS = "torchrun starts ranks on several nodes and tells the trainer (docs/scaling.md)"
 _SIZES = "give data.server_batch_size and data.client_batch_size"
 _NO_LOADERS = "images are held in memory and augmented in batches, so there are no workers"

@@ -27,6 +27,8 @@ class RunFolder:
 
     Attributes:
         loggers: The loggers.
+        history: The scalars of the run by round, also of the rounds before it was resumed as far as
+            a CSV file has them.
     """
 
     def __init__(self, logger: Logger | list[Logger] | bool | None, writes: bool) -> None:
@@ -36,6 +38,7 @@ class RunFolder:
         self._reserved: Path | None = None
         self._in_use = False
         self._has_run = False
+        self.history: dict[int, dict[str, float]] = {}
 
     @property
     def log_dir(self) -> str | None:
@@ -52,6 +55,7 @@ class RunFolder:
         if self._has_run:
             self._forget()
         self._has_run = True
+        self.history = {}
 
     def open(self, root: str, fabric: Fabric) -> None:
         """Make the folder and open the files of its loggers; every rank must call it.
@@ -97,9 +101,12 @@ class RunFolder:
         self._in_use = False
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        """Write scalars to every logger."""
+        """Write scalars to every logger; those of single classes to the CSV file alone."""
+        self.history.setdefault(step, {}).update(metrics)
+        drawn = {name: value for name, value in metrics.items() if "/class_" not in name}
         for logger in self.loggers:
-            logger.log_metrics(metrics, step=step)
+            is_table = isinstance(logger, CSVLogger)
+            logger.log_metrics(metrics if is_table else drawn, step=step)
             logger.save()
 
     def log_hyperparams(self, hyperparameters: dict[str, Any]) -> None:

@@ -20,10 +20,9 @@ from lightning_fedssl.callbacks import (
     CollapseDetector,
     Dashboard,
     FederatedCheckpoint,
-    MetricMatrices,
-    ParticipationTable,
     PseudoLabelQuality,
     RoundProgress,
+    RunReport,
     RunResult,
     StaticBatchNorm,
     SystemClock,
@@ -223,17 +222,14 @@ def choose_callbacks(
         CollapseDetector(),
         RoundProgress(),
         RunResult(),
+        RunReport(),
         Dashboard(),
     ]
-    if trainer.metrics:
-        defaults.append(MetricMatrices())
     one_class = isinstance(algorithm.task, Classification) and trainer.datamodule.class_names
     if algorithm.personal and one_class:
         defaults.append(ClientEvaluation())
     if trainer.system is not None:
         defaults.append(SystemClock())
-    if trainer.faults.availability is not None:
-        defaults.append(ParticipationTable())
     if not trainer.fast_dev_run:
         defaults.append(FederatedCheckpoint())
     return callback_list.choose(given, needed, defaults)

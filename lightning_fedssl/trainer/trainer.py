@@ -379,8 +379,6 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
             setup.read_data(datamodule, stage)
         datamodule.to(self.fabric.device)
         setup.refuse_unsuitable_data(self, stage, self.updates)
-        if stage == "fit":
-            setup.warn_of_what_costs(self)
         # Refuses unusable metrics at once.
         metrics = EvaluationMetrics(self.metrics, datamodule.num_classes, task=datamodule.task)
         model.trainer = self
@@ -507,6 +505,8 @@ def run_command(
         trainer.prepare(model, datamodule, stage)
         federation = model.federation = make_federation(trainer)
         trainer.call("setup", stage)
+        if stage == "fit":
+            setup.warn_of_what_costs(trainer)
         trainer.folder.log_hyperparams(dict(model.hparams))
         with _closing(trainer, stage), model.scalars.redirected(trainer.log):
             if stage == "fit":

@@ -316,6 +316,9 @@ class Watch(FederatedCallback):
         self.taus: set[float] = set()
         self.rounds = 0
 
+    def on_client_end(self, trainer: Any, algorithm: Any, update: Any) -> None:
+        self.taus.add(update.num_steps)
+
     def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
         sizes = [len(c.labeled) + len(c.unlabeled) for c in self.data.split.clients]
         controls = [algorithm.control(k) for k in range(len(sizes))]
@@ -324,7 +327,6 @@ class Watch(FederatedCallback):
             largest = max(float(d[name].abs().max()) for d in controls)
             assert largest > 0
             assert float(total.abs().max()) < 1e-11 * max(largest, 1)
-        self.taus |= {metrics["client/steps_min"], metrics["client/steps_max"]}
         self.rounds += 1
 
 

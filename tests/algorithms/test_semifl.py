@@ -300,11 +300,11 @@ class NoDiagnostics(PseudoLabelQuality):
 
 def test_diagnostics_change_no_weight(tmp_path: Path) -> None:
     loud, quiet = toy_semifl(), toy_semifl()
-    trainers = [toy_trainer(tmp_path, callbacks=c) for c in (PseudoLabelQuality(per_class=True), NoDiagnostics())]
+    trainers = [toy_trainer(tmp_path, callbacks=c) for c in (PseudoLabelQuality(), NoDiagnostics())]
     trainers[0].fit(loud, ToyData())
     trainers[1].fit(quiet, ToyData())
     assert_same(weights(loud), weights(quiet))
-    assert "pseudo_label/accuracy/class_2" in trainers[0].callback_metrics
+    assert "pseudo_label/accuracy" in trainers[0].callback_metrics
     assert "pseudo_label/accuracy" not in trainers[1].callback_metrics
 
 

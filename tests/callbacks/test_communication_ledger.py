@@ -8,7 +8,7 @@ import pytest
 
 from lightning_fedssl import sampling
 from lightning_fedssl.callbacks import CommunicationLedger, StaticBatchNorm
-from lightning_fedssl.callbacks.communication_ledger import kind_of, readable
+from lightning_fedssl.callbacks.communication_ledger import kind_of
 from lightning_fedssl.state import Direction
 from tests.algorithms.helpers import toy_rgd, toy_semi_sfl, toy_shvr, uneven_clients
 from tests.toy import ToyData, Transfers, toy_semifl, toy_trainer
@@ -146,14 +146,6 @@ def test_kinds_are_those_of_the_model_and_of_what_stands_before_its_names() -> N
         "helper 0 network.a.weight.positions": "positions of weights (helper)",
     }
     assert {name: kind_of(name, model) for name in kinds} == kinds
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 B"), (944, "944 B"), (1500, "1.5 kB"), (565_200, "565 kB"), (5.9e6, "5.9 MB"), (2e12, "2.0 TB")],
-)
-def test_readable(size: float, text: str) -> None:
-    assert readable(size) == text
 
 
 def test_moments_for_the_test_after_a_run_that_a_callback_has_stopped_are_counted(tmp_path: Path) -> None:

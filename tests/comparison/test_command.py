@@ -142,7 +142,7 @@ def test_a_method_without_a_test_accuracy_is_compared_by_the_rest(capfd: pytest.
     assert [(row["label"], row["status"], row["test_accuracy"], row["best_accuracy"]) for row in rows] == [
         ("A", "finished", "0.5", "0.3"), ("B", "finished", "", "0.3"),
     ]  # fmt: skip
-    assert "| B |  |  |  | 30.0 |" in Path("out/results.md").read_text()
+    assert "G,B,,,,30.0," in Path("out/summary.csv").read_text()
 
 
 def test_compare_trains_reports_and_does_not_repeat(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -163,6 +163,6 @@ def test_compare_trains_reports_and_does_not_repeat(folder: Path, capfd: pytest.
         assert saved["hash"].startswith(row["partition"])
         assert saved["seed"] == 3
     assert int(rows["SemiFL"]["bytes"]) > 0
-    assert "| SemiFL | " in (out / "results.md").read_text()
+    assert "Labels at the server: SemiFL, test" in (out / "report.html").read_text()
     assert main([*command, "--only", "[]"]) == 0
     assert len(list(out.rglob("metrics.csv"))) == 2

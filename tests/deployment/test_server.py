@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install .[flower]")
 
@@ -71,6 +72,14 @@ def test_a_deployment_equals_the_simulation(tmp_path: Path, name: str) -> None:
     numbers = {"tau"}  # a number of 8 bytes is a value of the message
     counted = {key: {n: s for n, s in sizes.items() if n not in numbers} for key, sizes in merged(seen).items()}
     assert in_messages(grid) == {key: sizes for key, sizes in counted.items() if sizes}
+
+
+def test_the_server_writes_a_page_of_the_run(tmp_path: Path) -> None:
+    trainer = server_of(tmp_path, grid_of(tmp_path, "SemiFL"), logger=CSVLogger(tmp_path))
+    fit(trainer, "SemiFL")
+    page = Path(str(trainer.log_dir), "report.html").read_text(encoding="utf-8")
+    assert "4 of 4 clients were drawn so far" in page
+    assert "test images are classified correctly" in page
 
 
 def in_messages(grid: FakeGrid) -> Counted:

@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[2]
     ("config", "callback", "images"),
     [
         ("semifl_digits", "client_pictures.ClientHeatMaps", {"clients/mask_rate", "clients/update_norm"}),
-        ("semifl_digits", "client_pictures.PseudoLabelGallery", {"pseudo_label/most_confident_wrong"}),
         ("fedshvr_digits", "loss_landscape.LossLandscape", {"loss_landscape"}),
     ],
 )

@@ -20,7 +20,6 @@ from torch import Tensor
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import LocalSteps
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.optimizers import half_momentum
 from lightning_fedssl.local_work import LocalWork
@@ -240,7 +239,7 @@ def test_a_rejected_update_leaves_the_model_and_scalars_as_if_the_client_had_ski
     found = []
     for callback in (Poison(factor, spoils_the_update=True), Absent()):
         algorithm = toy_fedavg(keep_client_optimizer=True, aggregation_optimizer=half_momentum)
-        callbacks = [callback, LocalSteps(), GradientDiversity("both")]
+        callbacks = [callback, GradientDiversity("both")]
         options: dict[str, Any] = {"clients_per_round": 4, "max_rounds": 2, "logger": False, **forked(ranks)}
         trainer = toy_trainer(tmp_path, callbacks=callbacks, **options)
         trainer.fit(algorithm, labeled_clients())

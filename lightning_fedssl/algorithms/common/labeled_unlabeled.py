@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
@@ -73,12 +72,6 @@ class PairedBatches(FederatedAlgorithm, ABC):
         super().__init__(optimizer=optimizer, client_epochs=client_epochs, **kwargs)
         checks.at_least(0, alpha0=alpha0, ramp_epochs=ramp_epochs)
         self.ramp = Ramp(alpha0, ramp_epochs)
-
-    def configure_callbacks(self) -> list[Callback]:
-        """Log the numbers of local steps tau_k."""
-        from lightning_fedssl.callbacks import LocalSteps
-
-        return [LocalSteps()]
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Labels must be at the clients."""

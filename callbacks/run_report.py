@@ -1,0 +1,218 @@
+"""Keeps what a run does, for the page that shows it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.profilers import SimpleProfiler
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from torch import Tensor
+
+from lightning_fedssl.callbacks.phase_profiler import ROUND, PhaseProfiler
+from lightning_fedssl.callbacks.pseudo_label_quality import PseudoLabelQuality
+from lightning_fedssl.callbacks.simple_classifiers import accuracy_error
+from lightning_fedssl.report import page
+
+if TYPE_CHECKING:
+    from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.metrics.rounds import Metrics
+    from lightning_fedssl.run import Run
+    from lightning_fedssl.state import ClientUpdate, Direction
+
+_NORMAL = 1.96
+
+_log = logging.getLogger(__name__)
+
+PARTS = 8
+"""The number of parts of a run whose pseudo-labels are counted apart."""
+
+_COST = 50
+"""A write of the page waits for this multiple of the time that the write before has taken: 2 %."""
+
+_PAUSE = 2.0
+"""Seconds between two writes, at least."""
+
+_DRAWN, _USED, _STEPS, _DOWN, _UP = range(5)
+
+
+class RunReport(PhaseProfiler):
+    """Writes ``report.html`` into the run folder: one page about the run, rewritten as it goes on.
+
+    The page needs no network. It is written before the first round, after rounds (in at most 2 % of
+    the time), and when the run ends, is stopped or fails. While the run goes on, a browser loads it
+    again every few seconds; ``lightning-fedssl watch`` serves it. A resumed run continues tables
+    and, with a CSV file of scalars, curves; times and warnings are those of the last command. Part
+    of every run with a folder. It does not affect training; true labels are used to count wrong
+    pseudo-labels (:class:`PseudoLabelQuality`).
+
+    Attributes:
+        clients: Of each client: rounds for which it was drawn, rounds in which its update was used,
+            steps, bytes received and bytes sent, ``(5,)`` int64.
+        tables: Pseudo-labels of each eighth of the run, by its number from 0:
+            :attr:`PseudoLabelQuality.table`, summed.
+        wrong: The most confident wrong pseudo-labels of the last round that had labels.
+        warnings: Warnings of the package.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(SimpleProfiler())
+        self.warnings: list[str] = []
+        self._listener = _Listener(self.warnings)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget an earlier run."""
+        self.clients: dict[int, Tensor] = {}
+        self.tables: dict[int, Tensor] = {}
+        self.wrong: list[list[float]] = []
+        self.profiler = profiler = SimpleProfiler()
+        self._durations = profiler.recorded_durations
+        self.running = []
+        self._round: dict[int, Tensor] = {}
+        self._next_write = 0.0
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Listen to the warnings of the package."""
+        self.warnings.clear()
+        if stage == "fit" and trainer.is_global_zero:
+            logging.getLogger("lightning_fedssl").addHandler(self._listener)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Listen no more."""
+        logging.getLogger("lightning_fedssl").removeHandler(self._listener)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Time by phase; ``other`` is aggregation, statistics and files."""
+        spent = {action: sum(durations) for action, durations in self._durations.items()}
+        whole = spent.pop(ROUND, 0.0)
+        return {**spent, "other": max(whole - sum(spent.values()), 0.0)}
+
+    # What is kept.
+
+    def on_transfer(
+        self,
+        trainer: Run,
+        algorithm: FederatedAlgorithm,
+        client: int,
+        direction: Direction,
+        sizes: Mapping[str, int],
+    ) -> None:
+        """Count the bytes of a client."""
+        _row(self._round, client)[_DOWN if direction == "down" else _UP] += sum(sizes.values())
+
+    def on_client_end(
+        self, trainer: Run, algorithm: FederatedAlgorithm, update: ClientUpdate
+    ) -> None:
+        """Count the steps of a client."""
+        _row(self._round, update.client)[_STEPS] += update.num_steps
+
+    def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
+        """Add the clients of all ranks, and the pseudo-labels."""
+        super().on_round_end(trainer, algorithm, metrics)
+        for client, outcome in trainer.participation.items():
+            _row(self.clients, client)[_DRAWN] += 1
+            _row(self.clients, client)[_USED] += outcome == "finished"
+        for share in trainer.gather(self._round):
+            for client, counts in share.items():
+                _row(self.clients, client).add_(counts)
+        self._round = {}
+        part = (trainer.round_index - 1) * PARTS // trainer.max_rounds
+        for quality in trainer.callbacks:
+            if isinstance(quality, PseudoLabelQuality) and quality.table is not None:
+                self.tables[part] = self.tables.get(part, 0) + quality.table
+                self.wrong = quality.wrong
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counts of clients and pseudo-labels."""
+        return {"clients": dict(self.clients), "tables": dict(self.tables)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state from :meth:`state_dict`."""
+        self.clients, self.tables = dict(state_dict["clients"]), dict(state_dict["tables"])
+
+    # The page.
+
+    def on_train_start(  # type: ignore[override]
+        self, trainer: Run, algorithm: FederatedAlgorithm
+    ) -> None:
+        """Write the page before the first round."""
+        self._write(trainer, "running")
+
+    def on_pictures(self, trainer: Run, algorithm: FederatedAlgorithm, is_last: bool) -> None:
+        """Write the page after a round, unless that would take too much of the time."""
+        if time.perf_counter() >= self._next_write:
+            self._write(trainer, "running")
+
+    def on_fit_end(  # type: ignore[override]
+        self, trainer: Run, algorithm: FederatedAlgorithm
+    ) -> None:
+        """Write the page of the whole run, or of one that was stopped."""
+        stopped = trainer.state.status == TrainerStatus.INTERRUPTED
+        self._write(trainer, "stopped" if stopped else "ended")
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Write the page of a run that failed."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._write(trainer, f"{type(exception).__name__}: {exception}")
+
+    def _write(self, trainer: Run, state: str) -> None:
+        """Write the page of a state: ``running``, ``ended``, ``stopped``, or the error that ended
+        the run.
+        """
+        if trainer.fast_dev_run or not (trainer.is_global_zero and trainer.log_dir):
+            return
+        started, path = time.perf_counter(), Path(trainer.log_dir, page.FILE_NAME)
+        data, config = trainer.datamodule, path.with_name("config.yaml")
+        is_image = data.spec.pixels and data.backbone is None and data.in_shape[0] in (1, 3)
+        try:
+            page.write(
+                path,
+                "run.html",
+                state == "running",
+                state=state,
+                trainer=trainer,
+                report=self,
+                data=data,
+                history=trainer.folder.history,
+                written=time.strftime("%Y-%m-%d %H:%M:%S"),
+                error_of=partial(_error_of, len(data.test_labels)),
+                chart=partial(page.chart, trainer.folder.history),
+                images=trainer.local_data(0).images if is_image and self.wrong else None,
+                command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+                config=config.read_text(encoding="utf-8") if config.is_file() else "",
+            )
+        except OSError as error:  # such as a full disk, which is no reason to end a run
+            _log.warning("%s cannot be written: %s", path, error)
+        ended = time.perf_counter()
+        self._next_write = ended + max(_PAUSE, _COST * (ended - started))
+
+
+class _Listener(logging.Handler):
+    """Keeps the warnings of a logger."""
+
+    def __init__(self, messages: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self.messages = messages
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def _row(counts: dict[int, Tensor], client: int) -> Tensor:
+    """The counts of a client, zeros if it has none."""
+    return counts.setdefault(client, torch.zeros(5, dtype=torch.int64))
+
+
+def _error_of(count: int, *accuracies: float) -> float:
+    """Half of the 95 % interval of an accuracy, or of the difference of two."""
+    return _NORMAL * math.hypot(*(accuracy_error(float(value), count) for value in accuracies))

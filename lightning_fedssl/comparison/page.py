@@ -1,0 +1,102 @@
+"""The page of a comparison: ``report.html`` in its folder, which leads to the pages of the runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from lightning_fedssl.comparison.execute import Outcome
+from lightning_fedssl.comparison.plan import Run
+from lightning_fedssl.comparison.report import legend, results_of, table_of
+from lightning_fedssl.comparison.results import curve, summary, versions
+from lightning_fedssl.comparison.suite import Suite, SuiteGroup
+from lightning_fedssl.report import page
+
+
+def write_page(
+    folder: Path,
+    suite: Suite,
+    runs: Sequence[Run],
+    outcomes: Sequence[Outcome],
+    command: str,
+    differing: Mapping[str, Sequence[str]],
+    live: bool,
+) -> None:
+    """Write the page.
+
+    Args:
+        folder: The folder of the comparison.
+        suite: The suite that is compared.
+        runs: All its runs.
+        outcomes: Those that have ended.
+        command: The command line of the comparison.
+        differing: The keys in which the entries of a group differ, by its title.
+        live: Whether more runs will end.
+    """
+    task = runs[0].task
+    groups = []
+    for group in suite.groups if outcomes else ():
+        head, *rows = table_of(group, results_of(suite, outcomes), suite)
+        both = {"round": 1.0, "bytes": 1e6}
+        curves = {place: _curves(group, outcomes, place, unit) for place, unit in both.items()}
+        groups.append((group, head, rows, curves, differing.get(group.title, ())))
+    ended = {outcome.run.folder: outcome for outcome in outcomes}
+    page.write(
+        folder / page.FILE_NAME,
+        "comparison.html",
+        live,
+        suite=suite,
+        task=task,
+        legend=legend(suite, task),
+        groups=groups,
+        finished=sum(bool(outcome.rows) for outcome in outcomes),
+        runs=[(run, _page_of(run, folder), *_end_of(ended.get(run.folder))) for run in runs],
+        command=command,
+    )
+
+
+def _curves(
+    group: SuiteGroup, outcomes: Sequence[Outcome], place: str, unit: float
+) -> page.Chart | None:
+    """The first metric of every entry in validation, means over the seeds as far as all have
+    evaluations.
+
+    Args:
+        group: The group.
+        outcomes: Runs that have ended.
+        place: The column of :func:`~lightning_fedssl.comparison.results.curve` that is the
+            horizontal axis.
+        unit: Its unit.
+    """
+    lines = {}
+    for entry in group.entries:
+        seeds = []
+        for one in outcomes:
+            if one.run.entry is entry and one.rows:
+                metric = one.run.task.monitor
+                seeds.append(
+                    [(row[place] / unit, row[metric]) for row in curve(one.rows, one.run.task)]
+                )
+        name = f"{entry.label} (bound)" if entry.role == "bound" else entry.label
+        lines[name] = [
+            (fmean(x for x, _ in points), fmean(y for _, y in points))
+            for points in zip(*seeds, strict=False)
+        ]
+    return page.chart_of(lines)
+
+
+def _page_of(run: Run, folder: Path) -> str:
+    """The page of a run's last attempt, relative to a folder; empty if there is none."""
+    pages = [version / page.FILE_NAME for version in versions(run.folder)]
+    found = [path for path in pages if path.is_file()]
+    return Path(os.path.relpath(found[-1], folder)).as_posix() if found else ""
+
+
+def _end_of(outcome: Outcome | None) -> tuple[str, str]:
+    """How a run ended, and its result on the test samples."""
+    if outcome is None or not outcome.rows:
+        return "not ended" if outcome is None else outcome.how, ""
+    task = outcome.run.task
+    return "finished", task.shown(summary(outcome.rows, task)[f"test_{task.monitor}"])

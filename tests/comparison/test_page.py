@@ -1,0 +1,35 @@
+"""The page of a comparison."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from lightning_fedssl.comparison.page import write_page
+from tests.comparison.helpers import comparison
+from tests.report.html import EVIL, Page
+
+
+def test_the_page_of_a_suite_has_tables_curves_and_links_and_escapes_names(tmp_path: Path) -> None:
+    suite, outcomes = comparison()
+    suite.title = EVIL
+    placed = [
+        replace(one, run=replace(one.run, folder=tmp_path / "runs" / f"{one.run.entry.label} {one.run.seed}"))
+        for one in outcomes
+    ]
+    version = placed[-1].run.folder / "lightning_logs/version_0"
+    version.mkdir(parents=True)
+    (version / "report.html").touch()
+    runs = [one.run for one in placed]
+    write_page(tmp_path, suite, runs, placed, "the command", {}, live=True)
+    page = Page(tmp_path)
+    assert "script" not in page.tags
+    assert EVIL in page.text
+    assert page.live
+    assert "7 of 9 runs have finished. G: Good, test 73.0 ± 12.5 %, difference to Bound +13.0 (+6.4 to +19.6)" in (
+        " ".join(page.text.split())
+    )
+    assert page.tags.count("path") == 2 * 3
+    (address,) = page.addresses
+    assert address.endswith("/lightning_logs/version_0/report.html")
+    assert " " not in address

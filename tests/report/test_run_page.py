@@ -1,0 +1,179 @@
+"""``report.html`` of runs of every kind."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+
+from lightning_fedssl.algorithms import MeanTeacher
+from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks import LabelsAlone, PseudoLabelQuality, RunReport
+from lightning_fedssl.data import FederatedDataModule
+from lightning_fedssl.models import MLP
+from lightning_fedssl.report.page import ticks
+from lightning_fedssl.system import Faults, RandomDropout
+from lightning_fedssl.task import MultiLabel, Regression, Segmentation, Task
+from tests.callbacks.helpers import events_of
+from tests.report.html import EVIL, Page
+from tests.toy import SPEC, ToyData, forked, sgd, toy_semifl, toy_trainer
+
+
+class Named(ToyData):
+    """A data set and classes whose names are HTML."""
+
+    def _load(self) -> Any:
+        _, *parts = super()._load()
+        return (replace(SPEC, name=EVIL, class_names=(EVIL, "b & c", '"d"')), *parts)
+
+
+class Warns(FederatedCallback):
+    def on_round_start(self, trainer: Any, algorithm: Any) -> None:
+        logging.getLogger("lightning_fedssl.x").warning("%s", EVIL)
+
+
+def test_the_page_of_a_run_shows_its_parts_and_escapes_what_others_have_named(tmp_path: Path) -> None:
+    callbacks = [LabelsAlone(), Warns()]
+    trainer = toy_trainer(tmp_path, callbacks=callbacks, metrics=["recall", "confusion_matrix"])
+    trainer.fit(toy_semifl(), Named())
+    page = Page(trainer.log_dir)
+    assert "script" not in page.tags
+    assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
+    assert page.text.count(EVIL) > 5
+    accuracy = 100 * float(trainer.callback_metrics["test/accuracy"])
+    assert re.search(rf"With the clients' images {accuracy:.1f} % of 60 test images .*\(95 % interval", page.text)
+    assert "Export takes" in page.text
+    for part in ("Data", "Partition", "Curves", "Clients", "Pseudo-labels", "Bytes", "Time", "Warnings"):
+        assert f"\n{part}\n" in page.text, part
+    assert not page.live
+
+
+def test_clients_and_pseudo_labels_are_counted_once_on_any_number_of_ranks(tmp_path: Path) -> None:
+    found = []
+    for ranks in (1, 2):
+        report = RunReport()
+        options: dict[str, Any] = {"faults": Faults(RandomDropout(0.4)), **forked(ranks)}
+        trainer = toy_trainer(tmp_path / str(ranks), callbacks=report, **options)
+        trainer.fit(toy_semifl(), ToyData())
+        found.append(report)
+    one, two = found
+    assert {k: row.tolist() for k, row in one.clients.items()} == {k: row.tolist() for k, row in two.clients.items()}
+    assert {k: table.tolist() for k, table in one.tables.items()} == {k: t.tolist() for k, t in two.tables.items()}
+    drawn, used, steps, down, up = torch.stack([*one.clients.values()]).sum(dim=0).tolist()
+    assert drawn == 3 * 3 > used > 0
+    assert down + up == trainer.total_bytes
+    assert steps > 0
+
+
+def test_a_table_of_labels_counts_confident_ones_by_true_class(tmp_path: Path) -> None:
+    quality, expected = PseudoLabelQuality(), torch.zeros(4, 3, dtype=torch.float64)
+
+    class Counts(FederatedCallback):
+        def on_client_start(self, trainer: Any, algorithm: Any, data: Any, work: Any) -> None:
+            truth = trainer.datamodule.true_labels(data.unlabeled)
+            for true, label, used in zip(truth, work.pseudo_labels.labels, work.pseudo_labels.mask, strict=True):
+                expected[true, label] += float(used)
+
+    trainer = toy_trainer(tmp_path, max_rounds=1, callbacks=[quality, Counts()])
+    trainer.fit(toy_semifl(), ToyData())
+    assert quality.table is not None
+    assert torch.equal(quality.table, expected)
+    assert expected.sum() > 0
+    confidences, samples, labels, truths = torch.tensor(quality.wrong).T
+    assert torch.equal(trainer.datamodule.true_labels(samples.long()).float(), truths)
+    assert (labels != truths).all()
+    assert torch.equal(confidences, confidences.sort(descending=True).values)
+
+
+class Looks(FederatedCallback):
+    """Reads the page as soon as a round begins; ends the run in the second one, if it is asked to."""
+
+    def __init__(self, ends: str = "") -> None:
+        self.ends = ends
+        self.pages: list[Page] = []
+
+    def on_round_start(self, trainer: Any, algorithm: Any) -> None:
+        self.pages.append(Page(trainer.log_dir))
+        if trainer.round_index == 2 and self.ends == "signal":
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif trainer.round_index == 2 and self.ends == "error":
+            raise OSError(EVIL)
+
+
+@pytest.mark.parametrize(("ends", "said"), [("signal", "Stopped after round 2 of 3"), ("error", "Failed after round")])
+def test_the_page_is_there_from_the_start_and_says_how_the_run_ended(tmp_path: Path, ends: str, said: str) -> None:
+    look = Looks(ends)
+    trainer = toy_trainer(tmp_path, callbacks=look, logger=CSVLogger(tmp_path))
+    try:
+        trainer.fit(toy_semifl(), ToyData())
+    except OSError:
+        assert ends == "error"
+    assert look.pages[0].live
+    assert "Running: round 0 of 3" in look.pages[0].text
+    page = Page(trainer.log_dir)
+    assert said in page.text
+    assert (EVIL in page.text) == (ends == "error")
+    assert not page.live
+
+
+def test_a_resumed_run_has_the_page_of_one(tmp_path: Path) -> None:
+    """But for times, which are measured."""
+    pages = []
+    for name, attempts in (("whole", [""]), ("parts", ["signal", ""])):
+        for ends in attempts:
+            resumes = "last" if len(attempts) > 1 and not ends else None
+            trainer = toy_trainer(tmp_path / name, callbacks=Looks(ends))
+            trainer.fit(toy_semifl(), ToyData(), ckpt_path=resumes)
+        text = Path(str(trainer.log_dir), "report.html").read_text(encoding="utf-8")
+        pages.append(text[text.index("<h2>Curves") : text.index("<h2>Time")])
+    assert pages[0] == pages[1]
+
+
+@pytest.mark.parametrize("task", [MultiLabel(), Segmentation(), Regression(bins=2)], ids=lambda t: type(t).__name__)
+def test_a_run_of_another_task_has_a_page(tmp_path: Path, task: Task) -> None:
+    generator = torch.Generator().manual_seed(0)
+    pixels = isinstance(task, Segmentation)
+    x = torch.randn((24, 1, 8, 8) if pixels else (24, 4), generator=generator)
+    y = (x[:, 0] > 0).long() if pixels else (x[:, :2] > 0).float() if isinstance(task, MultiLabel) else x[:, :1]
+    data = FederatedDataModule.from_datasets(
+        (x, y),
+        (x, y),
+        task=task,
+        label_location="clients",
+        num_clients=2,
+        num_labels=8,
+        validation=0.2,
+        weak="none",
+        strong="none",
+    )
+    network: Any = (lambda: torch.nn.Conv2d(1, 2, 1)) if pixels else partial(MLP, hidden=())
+    method = MeanTeacher(network=network, optimizer=sgd)
+    trainer = toy_trainer(tmp_path, max_rounds=1, clients_per_round=2)
+    trainer.fit(method, data)
+    page = Page(trainer.log_dir)
+    assert f"After 1 rounds the test {task.monitor} is" in page.text
+
+
+def test_scalars_of_single_classes_are_in_the_csv_file_alone(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=1, metrics=["recall"])
+    trainer.fit(toy_semifl(), ToyData())
+    folder = Path(str(trainer.log_dir))
+    assert "val/recall/class_1" in (folder / "metrics.csv").read_text()
+    assert not [tag for tag in events_of(trainer).Tags()["scalars"] if "class_1" in tag]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "found"),
+    [(0, 1, [0, 0.25, 0.5, 0.75, 1]), (1, 800, [0, 200, 400, 600, 800])],
+)
+def test_ticks_are_round_and_enclose_the_values(low: float, high: float, found: list[float]) -> None:
+    assert ticks(low, high) == found
