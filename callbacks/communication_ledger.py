@@ -30,9 +30,6 @@ class Entry:
         largest: Bytes of the largest tensor of that name.
         times: Number of transfers.
         client_rounds: Number of pairs of a client and a round with a transfer.
-        rounds: Number of rounds with a transfer.
-        first: The first round with a transfer.
-        last: The last round with a transfer.
         total: Bytes of all transfers.
         unused: Those of clients whose update the server did not use: they dropped out, or were
             rejected.
@@ -41,44 +38,33 @@ class Entry:
     largest: int = 0
     times: int = 0
     client_rounds: int = 0
-    rounds: int = 0
-    first: int = 0
-    last: int = 0
     total: int = 0
     unused: int = 0
 
     @classmethod
-    def of_round(
-        cls, sent: Sequence[tuple[int, int]], round_index: int, unused: Collection[int]
-    ) -> Entry:
+    def of_round(cls, sent: Sequence[tuple[int, int]], unused: Collection[int]) -> Entry:
         """The entry of one round.
 
         Args:
             sent: The client and the bytes of every transfer.
-            round_index: The round.
             unused: The clients whose update the server did not use.
         """
         sizes = [size for _, size in sent]
         clients = {client for client, _ in sent}
         lost = sum(size for client, size in sent if client in unused)
-        return cls(
-            max(sizes), len(sizes), len(clients), 1, round_index, round_index, sum(sizes), lost
-        )
+        return cls(max(sizes), len(sizes), len(clients), sum(sizes), lost)
 
     def add(self, other: Entry) -> None:
         """Add the transfers of another round."""
         self.largest = max(self.largest, other.largest)
         self.times += other.times
         self.client_rounds += other.client_rounds
-        self.rounds += other.rounds
-        self.first = min(self.first or other.first, other.first)
-        self.last = max(self.last, other.last)
         self.total += other.total
         self.unused += other.unused
 
 
 Key = tuple["Direction", str]
-"""A direction and a tensor's name; the empty name is the total of that direction."""
+"""A direction and a tensor's name."""
 
 
 class CommunicationLedger(FederatedCallback):
@@ -86,10 +72,9 @@ class CommunicationLedger(FederatedCallback):
     run ends.
 
     ``ledger.csv`` has a line for every tensor name and direction: the size of one tensor, the
-    number of transfers, of pairs of a client and a round, and of rounds with a transfer, the first
-    and last of these rounds, the total bytes, and how many of them are of clients whose update was
-    not used in that round; and the kind of tensor: weights, batch-norm statistics, features and so
-    on. A resumed run continues the ledger.
+    number of transfers, and of pairs of a client and a round with a transfer, the total bytes, and
+    how many of them are of clients whose update was not used in that round; and the kind of
+    tensor: weights, batch-norm statistics, features and so on. A resumed run continues the ledger.
 
     Only part of a run that lists it.
     """
@@ -114,7 +99,7 @@ class CommunicationLedger(FederatedCallback):
     ) -> None:
         """Record the sizes of the tensors."""
         self._begin(trainer.round_index)
-        for name, size in (*sizes.items(), ("", sum(sizes.values()))):
+        for name, size in sizes.items():
             self._sent[direction, name].append((client, size))
 
     def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
@@ -142,9 +127,8 @@ class CommunicationLedger(FederatedCallback):
             writer = csv.writer(file)
             writer.writerow(["direction", "name", "kind", *(field.name for field in fields(Entry))])
             for (direction, name), entry in self.entries.items():
-                if name:
-                    kind = kind_of(name, model)
-                    writer.writerow([direction, name, kind, *astuple(entry)])
+                kind = kind_of(name, model)
+                writer.writerow([direction, name, kind, *astuple(entry)])
 
     def _begin(self, round_index: int) -> None:
         """Close the round before, if this is a new one."""
@@ -166,7 +150,7 @@ class CommunicationLedger(FederatedCallback):
                 sent[key] += transfers
         self.entries = mapped(replace, self._before)
         for key in sorted(sent):
-            entry = Entry.of_round(sent[key], trainer.round_index, unused)
+            entry = Entry.of_round(sent[key], unused)
             self.entries.setdefault(key, Entry()).add(entry)
 
     def state_dict(self) -> dict[str, Any]:

@@ -62,29 +62,26 @@ def round_parts(metrics: Metrics, samples: int) -> list[str]:
         metrics: The scalars.
         samples: Validation samples.
     """
-    parts = [*participation(metrics), *own_parts(metrics, "val")]
-    if (accuracy := metrics.get("val/accuracy")) is not None:
-        few = 0 < samples < FEWEST_SAMPLES
-        parts.append(f"val {accuracy * samples:.0f} of {samples}" if few else f"val {accuracy:.1%}")
-    return [
-        *parts,
-        *(form.format(metrics[key]) for key, form in _COLUMNS.items() if key in metrics),
-    ]
+    parts, accuracy = participation(metrics), metrics.get("val/accuracy")
+    if accuracy is None:
+        parts += own_parts(metrics, "val")
+    elif 0 < samples < FEWEST_SAMPLES:
+        parts.append(f"val {accuracy * samples:.0f} of {samples}")
+    else:
+        parts.append(f"val {accuracy:.1%}")
+    return parts + [text.format(metrics[key]) for key, text in _COLUMNS.items() if key in metrics]
 
 
 def participation(metrics: Metrics) -> list[str]:
-    """How many of the selected clients took part, and why the others did not.
+    """How many of the selected clients took part, and why others did not.
 
     Nothing in a run in which clients cannot be missing.
     """
     if "client/selected" not in metrics:
         return []
-    selected = metrics["client/selected"]
-    finished = metrics["client/finished"]
-    counts = {phrase: metrics.get(key, 0.0) for key, phrase in _MISSING.items()}
-    counts["without work"] = selected - finished - sum(counts.values())
-    missing = [f"{count:.0f} {phrase}" for phrase, count in counts.items() if count > 0]
-    return [f"{finished:.0f} of {selected:.0f} clients took part", *missing]
+    count = f"{metrics['client/finished']:.0f} of {metrics['client/selected']:.0f}"
+    missing = [f"{metrics[key]:.0f} {why}" for key, why in _MISSING.items() if metrics.get(key)]
+    return [f"{count} clients took part", *missing]
 
 
 def result_parts(metrics: Metrics, stage: Literal["val", "test"], samples: int = 0) -> list[str]:
@@ -109,12 +106,7 @@ def result_parts(metrics: Metrics, stage: Literal["val", "test"], samples: int =
 
 
 def own_parts(metrics: Metrics, stage: Literal["val", "test"]) -> list[str]:
-    """What an evaluation logs under names of its own, such as ``val_mse``.
-
-    Nothing beside an accuracy.
-    """
-    if f"{stage}/accuracy" in metrics:
-        return []
+    """What an evaluation logs under names of its own, such as ``val_mse``."""
     return [f"{name} {value:.4g}" for name, value in metrics.items() if name.startswith(stage)]
 
 
@@ -144,7 +136,7 @@ class RoundProgress(FederatedCallback):
     def __init__(self, of: str = "") -> None:
         self.of = of
         self._bar: tqdm[Any] | None = None
-        self._validated: list[str] = []
+        self._parts: list[str] = []
         self._clients = 0
 
     def on_fit_start(  # type: ignore[override]
@@ -173,7 +165,7 @@ class RoundProgress(FederatedCallback):
         terminal = sys.stdout.isatty()
         if self.of and not terminal:
             trainer.print(f"training the {self.of}: {trainer.max_rounds} rounds")
-        self._validated = []
+        self._parts = []
         self._bar = tqdm(
             total=trainer.max_rounds, initial=trainer.round_index, miniters=0, smoothing=0,
             mininterval=0.1 if terminal else math.inf,
@@ -188,21 +180,20 @@ class RoundProgress(FederatedCallback):
 
     def on_server_batch_end(self, trainer: Run, algorithm: FederatedAlgorithm, step: int) -> None:
         """Show the server's step."""
-        self._move(trainer, [f"server step {step + 1}"])
+        self._move(trainer, f"server step {step + 1}")
 
     def on_client_end(
         self, trainer: Run, algorithm: FederatedAlgorithm, update: ClientUpdate
     ) -> None:
         """Show the clients that are done; other ranks are as far as this one."""
         self._clients = min(self._clients + trainer.world_size, len(trainer.cohort))
-        self._move(trainer, [f"client {self._clients}/{len(trainer.cohort)}"])
+        self._move(trainer, f"client {self._clients}/{len(trainer.cohort)}")
 
     def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
         """Show the round's scalars."""
         self._clients = len(trainer.cohort)
-        parts = round_parts(metrics, len(trainer.datamodule.validation_labels))
-        self._validated = [part for part in parts if part.startswith("val")] or self._validated
-        self._move(trainer, parts)
+        self._parts = round_parts(metrics, len(trainer.datamodule.validation_labels))
+        self._move(trainer)
         if self._bar is not None and not (sys.stdout.isatty() or self.of):
             trainer.print(str(self._bar))
 
@@ -240,22 +231,20 @@ class RoundProgress(FederatedCallback):
         """Close the bar, also after an error."""
         self._close()
 
-    def _move(self, trainer: Run, parts: Sequence[str]) -> None:
-        """Move the bar to the present client, and write beside it."""
+    def _move(self, trainer: Run, now: str = "") -> None:
+        """Move the bar to the present client; beside it are what happens now and the last round."""
         if self._bar is None:
             return
         done = self._clients / max(1, len(trainer.cohort))
         self._bar.n = max(trainer.round_index - 1 + done, self._bar.initial)
-        beside = [*parts, *(part for part in self._validated if part not in parts)]
-        round_text = f"round {trainer.round_index}/{trainer.max_rounds}"
         terminal = sys.stdout.isatty()
         room = shutil.get_terminal_size().columns - LINE // 2 if terminal else LINE - 13
-        text = fitting([self.of, round_text, *beside], room)
+        begin = f"round {trainer.round_index}/{trainer.max_rounds}"
+        text = fitting([self.of, begin, now, *self._parts], room)
         self._bar.set_description_str(text.ljust(room), refresh=False)
         self._bar.update(0)
 
     def _close(self) -> None:
         if self._bar is not None:
-            self._bar.refresh()
             self._bar.close()
             self._bar = None

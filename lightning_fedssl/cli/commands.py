@@ -28,7 +28,7 @@ SCRIPTS = {
 LISTS = ("methods", "configs", "suites", "datasets", "partitions", "availability")
 """The commands that list what the package has."""
 
-HABITS = {"train": "fit", "evaluate": "test", "eval": "test"}
+HABITS = {"train": "fit", "evaluate": "test"}
 """Other programs' names of commands."""
 
 PRECEDENCE = """\

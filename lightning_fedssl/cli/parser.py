@@ -167,11 +167,10 @@ class Parser(LightningArgumentParser):
         unknown = _UNKNOWN.search(message)
         if unknown is None or "did you mean" in message:
             return ""
-        kind, name = unknown.groups()
-        if other := OTHER_NAMES.get(name.rpartition(".")[2]):
+        kind, name = unknown[1], unknown[2].rpartition(".")[2]
+        if other := OTHER_NAMES.get(name):
             return "" if other in message else f"; {other}"
         known = {option.rpartition(".")[2]: option for option in _options(self)}
-        known |= {option: option for option in _options(self)}
         if kind.startswith("path"):
             classes = [*public_classes(), *vars(torch.optim), *vars(lightning.pytorch.callbacks)]
             known = {name.lower(): name for name in classes}

@@ -11,6 +11,7 @@ from lightning_fedssl.comparison import report
 from lightning_fedssl.comparison.execute import Outcome, terminable, train
 from lightning_fedssl.comparison.page import write_page
 from lightning_fedssl.comparison.plan import Run, differing_keys
+from lightning_fedssl.comparison.progress import SuiteProgress
 from lightning_fedssl.comparison.results import is_finished, rounds, summary
 from lightning_fedssl.comparison.suite import Suite
 from lightning_fedssl.report.page import FILE_NAME
@@ -67,7 +68,7 @@ def compare(
     show()
     with terminable():
         try:
-            train(wanted, command, jobs, ended, force)
+            train(wanted, command, jobs, ended, force, SuiteProgress(wanted).show)
         except KeyboardInterrupt:
             interrupted = True
     outcomes += known

@@ -79,6 +79,7 @@ def train(
     jobs: int,
     ended: Callable[[Outcome], None],
     force: bool = False,
+    watch: Callable[[list[Run]], None] = lambda training: None,
 ) -> None:
     """Train the runs that have no result yet.
 
@@ -91,6 +92,7 @@ def train(
         jobs: The number of processes at the same time.
         ended: Called with every outcome when its run ends.
         force: Train also the runs that have a result, from the beginning.
+        watch: Called again and again with the runs that are training.
 
     Raises:
         KeyboardInterrupt: After the processes have ended.
@@ -109,6 +111,7 @@ def train(
                     waiting.remove(run)
                     training.append(_start(run, command, lock, force))
             time.sleep(POLL_SECONDS)
+            watch([attempt.run for attempt in training])
             for attempt in [a for a in training if a.process.poll() is not None]:
                 training.remove(attempt)
                 ended(_outcome(attempt))

@@ -113,6 +113,11 @@ class Run:
         return f"{self.entry.label}, seed {self.seed}"
 
     @property
+    def max_rounds(self) -> int:
+        """Its length in rounds."""
+        return int(self.resolved.config["trainer"]["max_rounds"])
+
+    @property
     def data(self) -> dict[str, Any]:
         """The keys of ``data``."""
         keys: dict[str, Any] = self.resolved.config["data"]

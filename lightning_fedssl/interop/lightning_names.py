@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 WRITERS = (Checkpoint, FederatedCheckpoint)
 """Callbacks that write checkpoints."""
 
-_EPOCHS = "give the number of rounds as trainer.max_rounds, and the work of a client in a round as "
+_EPOCHS = (
+    "give the number of rounds as trainer.max_rounds, and the work of a client in a round as "
+    "model.client_epochs, or client_steps"
+)
 _BATCHES = "use trainer.fast_dev_run for a test, or less data: data.num_clients, data.num_labels"
 _WHOLE = (
     "an evaluation uses all images; trainer.check_val_every_n_rounds says how often there is one"
 )
-_PER_STEP = "every round is logged once; report.html has the steps of each client"
-_RANKS = "torchrun starts ranks on several nodes and tells the trainer (docs/scaling.md)"
-_SIZES = "give data.server_batch_size and data.client_batch_size"
 _NO_LOADERS = "images are held in memory and augmented in batches, so there are no workers"
 
 OTHER_NAMES = {
@@ -41,11 +41,10 @@ OTHER_NAMES = {
     "privacy": "give updates: [{class_path: CentralDP, init_args: {...}}]",
     "server_momentum": "give aggregation_optimizer: {class_path: torch.optim.SGD, init_args: "
     "{lr: 1, momentum: 0.5}}, or null for 0",
-    "max_epochs": f"{_EPOCHS}model.client_epochs",
-    "epochs": f"{_EPOCHS}model.client_epochs",
-    "min_epochs": f"{_EPOCHS}model.client_epochs; a run ends earlier only by a callback",
-    "max_steps": f"{_EPOCHS}model.client_epochs or client_steps",
-    "min_steps": f"{_EPOCHS}model.client_epochs or client_steps",
+    "max_epochs": _EPOCHS,
+    "epochs": _EPOCHS,
+    "min_epochs": _EPOCHS,
+    "max_steps": _EPOCHS,
     "max_time": "add Lightning's callback: --trainer.callbacks+=Timer --trainer.callbacks.duration "
     "00:01:30:00",
     "check_val_every_n_epoch": "give check_val_every_n_rounds",
@@ -59,8 +58,8 @@ OTHER_NAMES = {
     "limit_val_batches": _WHOLE,
     "limit_test_batches": _WHOLE,
     "limit_predict_batches": _WHOLE,
-    "log_every_n_steps": _PER_STEP,
-    "num_nodes": _RANKS,
+    "log_every_n_steps": "every round is logged once; report.html has the steps of each client",
+    "num_nodes": "torchrun starts ranks on several nodes and tells the trainer (docs/scaling.md)",
     "use_distributed_sampler": "each rank trains its share of a round's clients",
     "sync_batchnorm": "clients do not see each other's batches; network norms: group, static_batch",
     "profiler": "add the callback PhaseProfiler: --trainer.callbacks+=PhaseProfiler "
@@ -72,14 +71,12 @@ OTHER_NAMES = {
     "enable_checkpointing": "fast_dev_run and logger decide what is written; FederatedCheckpoint "
     "says how often",
     "enable_model_summary": "print(model.network) shows the layers",
-    "enable_autolog_hparams": "the loggers of trainer.logger get the settings; logger: false has "
-    "none",
     "barebones": "give logger: false and enable_progress_bar: false",
     "plugins": "give accelerator, strategy and precision",
     "reload_dataloaders_every_n_epochs": "a DataSource of your own gives the data",
     "num_workers": _NO_LOADERS,
     "pin_memory": _NO_LOADERS,
-    "batch_size": _SIZES,
+    "batch_size": "give data.server_batch_size and data.client_batch_size",
     "lr": "give the learning rate as model.optimizer.lr",
     "learning_rate": "give the learning rate as model.optimizer.lr",
     "weight_decay": "give model.optimizer.weight_decay",
@@ -107,7 +104,6 @@ class LightningNames(Run):
     num_training_batches = 1
     progress_bar_callback = None
     received_sigterm = False
-    is_last_batch = True
     lr_scheduler_configs: Sequence[Any] = ()
 
     def __getattr__(self, name: str) -> Any:

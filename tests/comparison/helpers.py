@@ -22,7 +22,8 @@ def run_of(
 ) -> Run:
     """A run of the fake ``fit`` with these settings."""
     entry = SuiteEntry(entry, "a.yaml") if isinstance(entry, str) else entry
-    config = {"trainer": {}, "model": {"init_args": {"network": "n"}}, "data": settings.pop("data", {})}
+    trainer = {"max_rounds": settings.get("rounds", 3)}
+    config = {"trainer": trainer, "model": {"init_args": {"network": "n"}}, "data": settings.pop("data", {})}
     resolved = Resolved(json.dumps({"rounds": 3, **settings}), config, None, None)  # type: ignore[arg-type]
     folder = Path("runs") / slug(entry.label) / f"seed_{seed}_x"
     return Run(SuiteGroup("G", [entry]), entry, seed, resolved, partition, {"w": weights}, folder, Classification())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lightning_fedssl.comparison import execute
+from lightning_fedssl.comparison import execute, progress
 from lightning_fedssl.comparison.command import line_of
 from lightning_fedssl.comparison.execute import Outcome, terminable, train
 from lightning_fedssl.comparison.plan import Run
@@ -54,6 +55,16 @@ def test_runs_are_trained_once_with_their_seed_and_configuration() -> None:
     assert {outcome.how for outcome in again.values()} == {"cached"}
     assert {outcome.how for outcome in trained(runs[:1], force=True).values()} == {"trained"}
     assert attempts(runs[0]) == ["seed 0 from round 1"] * 2
+
+
+def test_a_comparison_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress, "FIRST", 0.0)
+    runs = [run_of("A", rounds=2), run_of("B", rounds=6, sleep=0.2)]
+    trained(runs[:1])
+    train(runs, FAKE, 1, lambda outcome: None, watch=progress.SuiteProgress(runs).show)
+    lines = capsys.readouterr().out.splitlines()
+    assert any(re.fullmatch("  B, seed 0: round [1-6] of 6", line) for line in lines)
+    assert any(re.fullmatch(r"  all runs: round [3-8] of 8, about 00:\d\d left", line) for line in lines)
 
 
 def test_a_failing_run_does_not_stop_the_others_and_is_tried_again() -> None:
