@@ -67,14 +67,13 @@ def self_trained(w: Tensor, b: Tensor, x: Tensor, y: Tensor, u: Tensor, rule: Fu
     return [part.detach() for part in weights]
 
 
-def parts(data: FederatedDataModule) -> tuple[list[Tensor], Tensor, list[tuple[Tensor, Tensor]]]:
-    """Features and labels of the server, the clients' features and their owners; and batches of test samples."""
+def features(data: FederatedDataModule) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Features and labels of the server, features of the clients and their owners."""
     server = data.local_data(SERVER, 1)
     clients = [data.local_data(client, 1) for client in range(data.num_clients)]
     owners = torch.cat([torch.full((len(c.unlabeled),), c.party) for c in clients])
     u = torch.cat([c.plain(c.unlabeled) for c in clients])
-    server_and_clients = [server.plain(server.labeled).double(), server.labels, u.double()]
-    return server_and_clients, owners, [(x.double(), y) for x, y in data.evaluation_batches("test")]
+    return server.plain(server.labeled).double(), server.labels, u.double(), owners
 
 
 def main() -> None:
@@ -82,15 +81,14 @@ def main() -> None:
     options = parser().parse_args()
     for kind, run in wanted(options):
         pool = reader(kind, run.task, options.wheels, options.root)()
-        arrays = federation(pool, run.per_class, run.clients == "skewed", run.seed)
+        arrays = federation(pool, run.per_class, run.clients == "skewed", run.seed) or {}
         with TemporaryDirectory() as folder:
             data = prepare(kind, arrays, run, options.wheels / "lite0.safetensors", Path(folder))[2]
             data.setup()
-        samples, owners, test = parts(data)
-        for name, predict in classifiers(*samples, owners):
+        for name, predict in classifiers(*features(data)):
             if run.clients == "alike" or "client" in name:
-                right = torch.cat([predict(x) == y for x, y in test]).double().mean()
-                append(options.output, [*run, name, f"{100 * float(right):.1f}"])
+                right = torch.cat([predict(x.double()) == y for x, y in data.evaluation_batches("test")])
+                append(options.output, [*run, name, f"{100 * float(right.double().mean()):.1f}"])
 
 
 if __name__ == "__main__":

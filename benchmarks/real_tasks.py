@@ -49,16 +49,13 @@ PARTS = {
         "images": ("mnist", "fashionmnist"),
     },
 }  # fmt: skip
+PRETRAINED = "presets/pretrained_images.yaml"
 CANDIDATES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "tables": {"preset": ("presets/table.yaml", {})},
     "series": {"preset": ("presets/signals.yaml", {})},
-    "images": {
-        "preset": ("presets/pretrained_images.yaml", {}),
-        "96 pixels": ("presets/pretrained_images.yaml", {"data.backbone.init_args.size": 96}),
-    },
+    "images": {"preset": (PRETRAINED, {}), "96 pixels": (PRETRAINED, {"data.backbone.init_args.size": 96})},
 }
 """By kind and name: a preset, and keys on top of it."""
-PER_CLASS = (3, 10, 50)
 COLUMNS = (
     "task", "per_class", "clients", "seed", "candidate", "kind", "labels", "tests", "bound", "with_clients", "chosen",
     "method", "logistic_regression", "extra_trees", "raw_logistic_regression", "majority", "seconds",
@@ -209,7 +206,7 @@ def wanted(options: argparse.Namespace) -> Iterator[tuple[str, Run]]:
     for seed, (kind, names) in product(options.seeds, PARTS[options.part].items()):
         if kind not in options.kinds:
             continue
-        chosen = [name for name in names if options.tasks is None or name in options.tasks]
+        chosen = (name for name in names if name in (options.tasks or names))
         for name, count, clients in product(chosen, options.per_class, ("alike", "skewed")):
             for candidate in options.candidates or CANDIDATES[kind]:
                 if candidate in CANDIDATES[kind]:
@@ -253,7 +250,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--output", type=Path, required=True, help="the CSV file that rows are appended to")
     made.add_argument("--kinds", nargs="+", default=["tables", "series", "images"])
     made.add_argument("--tasks", nargs="+")
-    made.add_argument("--per_class", nargs="+", type=int, default=PER_CLASS)
+    made.add_argument("--per_class", nargs="+", type=int, default=(3, 10, 50))
     made.add_argument("--seeds", nargs="+", type=int, default=range(5))
     made.add_argument("--candidates", nargs="+")
     return made
