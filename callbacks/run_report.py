@@ -20,7 +20,7 @@ from torch import Tensor
 from lightning_fedssl.callbacks.phase_profiler import ROUND, PhaseProfiler
 from lightning_fedssl.callbacks.pseudo_label_quality import PseudoLabelQuality
 from lightning_fedssl.callbacks.simple_classifiers import accuracy_error
-from lightning_fedssl.report import page
+from lightning_fedssl.report import FILE_NAME, page
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -171,7 +171,7 @@ class RunReport(PhaseProfiler):
         """
         if trainer.fast_dev_run or not (trainer.is_global_zero and trainer.log_dir):
             return
-        started, path = time.perf_counter(), Path(trainer.log_dir, page.FILE_NAME)
+        started, path = time.perf_counter(), Path(trainer.log_dir, FILE_NAME)
         data, config = trainer.datamodule, path.with_name("config.yaml")
         is_image = data.spec.pixels and data.backbone is None and data.in_shape[0] in (1, 3)
         try:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from lightning_fedssl.cli.parser import Parser
-from lightning_fedssl.report.page import FILE_NAME
+from lightning_fedssl.report import FILE_NAME
 
 HOST = "127.0.0.1"
 
@@ -37,8 +37,12 @@ def main(arguments: Sequence[str]) -> int:
         OSError: If the port is taken.
         SystemExit: If an option is wrong, or after ``--help``.
     """
-    parser = Parser.of_command("watch", DESCRIPTION)
-    parser.add_argument("run", type=str, help="The folder.")
+    parser = argparse.ArgumentParser(
+        "lightning-fedssl watch",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", help="The folder.")
     parser.add_argument("--port", type=int, default=8000, help="The port; 0 takes a free one.")
     options = parser.parse_args(list(arguments))
     page = find(Path(options.run))

@@ -14,7 +14,7 @@ from lightning_fedssl.comparison.plan import Run, differing_keys
 from lightning_fedssl.comparison.progress import SuiteProgress
 from lightning_fedssl.comparison.results import is_finished, rounds, summary
 from lightning_fedssl.comparison.suite import Suite
-from lightning_fedssl.report.page import FILE_NAME
+from lightning_fedssl.report import FILE_NAME
 
 
 def compare(

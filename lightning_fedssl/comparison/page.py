@@ -12,7 +12,7 @@ from lightning_fedssl.comparison.plan import Run
 from lightning_fedssl.comparison.report import legend, results_of, table_of
 from lightning_fedssl.comparison.results import curve, summary, versions
 from lightning_fedssl.comparison.suite import Suite, SuiteGroup
-from lightning_fedssl.report import page
+from lightning_fedssl.report import FILE_NAME, page
 
 
 def write_page(
@@ -44,7 +44,7 @@ def write_page(
         groups.append((group, head, rows, curves, differing.get(group.title, ())))
     ended = {outcome.run.folder: outcome for outcome in outcomes}
     page.write(
-        folder / page.FILE_NAME,
+        folder / FILE_NAME,
         "comparison.html",
         live,
         suite=suite,
@@ -89,7 +89,7 @@ def _curves(
 
 def _page_of(run: Run, folder: Path) -> str:
     """The page of a run's last attempt, relative to a folder; empty if there is none."""
-    pages = [version / page.FILE_NAME for version in versions(run.folder)]
+    pages = [version / FILE_NAME for version in versions(run.folder)]
     found = [path for path in pages if path.is_file()]
     return Path(os.path.relpath(found[-1], folder)).as_posix() if found else ""
 

@@ -25,9 +25,6 @@ from lightning_fedssl.version import __version__
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-FILE_NAME = "report.html"
-"""The page in the folder of a run or of a comparison."""
-
 RELOADS = 5
 """Seconds after which a browser loads a page again that still changes."""
 

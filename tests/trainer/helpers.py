@@ -42,3 +42,16 @@ def run(tmp_path: Path, ranks: int, make: Any, data: Any, **kwargs: Any) -> tupl
     )  # fmt: skip
     trainer.fit(algorithm, data())
     return weights(algorithm), trainer, algorithm
+
+
+def assert_equal(a: Any, b: Any) -> None:
+    """Assert that nested values are equal, tensors bitwise."""
+    assert type(a) is type(b)
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a.nan_to_num(-1), b.nan_to_num(-1))
+    elif isinstance(a, dict):
+        assert list(a) == list(b)
+        for name in a:
+            assert_equal(a[name], b[name])
+    else:
+        assert a == b

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 from examples.diagnostics.gradient_diversity import GradientDiversity
 from examples.diagnostics.stage_losses import StageLosses
 from examples.diagnostics.stop_at_equilibrium import StopAtEquilibrium
@@ -28,7 +27,7 @@ from lightning_fedssl.system import Device, SystemModel
 from lightning_fedssl.trainer.setup import build_model
 from tests.algorithms.helpers import adaptive_semi_sfl, toy_rgd, toy_semi_sfl, toy_shvr, uneven_clients
 from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
-from tests.trainer.helpers import StopAfter
+from tests.trainer.helpers import StopAfter, assert_equal
 
 
 class Case(NamedTuple):
@@ -86,19 +85,6 @@ class Recorder(FederatedCallback):
 
     def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
         self.rows[trainer.round_index] = {k: v for k, v in metrics.items() if not k.startswith("time/")}
-
-
-def assert_equal(a: Any, b: Any) -> None:
-    """Assert that nested values are equal, tensors bitwise."""
-    assert type(a) is type(b)
-    if isinstance(a, torch.Tensor):
-        assert torch.equal(a.nan_to_num(-1), b.nan_to_num(-1))
-    elif isinstance(a, dict):
-        assert list(a) == list(b)
-        for name in a:
-            assert_equal(a[name], b[name])
-    else:
-        assert a == b
 
 
 def test_every_callback_has_a_case() -> None:
