@@ -6,7 +6,7 @@ import logging
 import math
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from lightning_fedssl.callback import FederatedCallback, at_least
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
@@ -49,6 +49,8 @@ class FederatedCheckpoint(FederatedCallback):
         best_round: Its round.
         best_model_path: Its checkpoint, if this command has written one, as Lightning names it.
     """
+
+    saved = ("best_value", "best_round")
 
     def __init__(
         self,
@@ -122,15 +124,6 @@ class FederatedCheckpoint(FederatedCallback):
         separate states.
         """
         return str(self._generate_state_key(monitor=self.monitor, mode=self.mode))
-
-    def state_dict(self) -> dict[str, Any]:
-        """The best value so far and its round."""
-        return {"best_value": self.best_value, "best_round": self.best_round}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state from :meth:`state_dict`."""
-        self.best_value = state_dict["best_value"]
-        self.best_round = state_dict["best_round"]
 
     @staticmethod
     def folder(trainer: Run) -> Path:

@@ -51,6 +51,8 @@ class ClientEvaluation(FederatedCallback):
             class has too few.
     """
 
+    saved = ("history",)
+
     def __init__(self, every_n_rounds: int = 1, images_per_client: int = 100) -> None:
         at_least(1, every_n_rounds=every_n_rounds, images_per_client=images_per_client)
         self.every_n_rounds = every_n_rounds
@@ -92,14 +94,6 @@ class ClientEvaluation(FederatedCallback):
         if trainer.round_index not in self.history:
             self.history[trainer.round_index] = accuracies
             self._write(trainer)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The clients' accuracies of the rounds so far."""
-        return {"history": dict(self.history)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state from :meth:`state_dict`."""
-        self.history = dict(state_dict["history"])
 
     def _is_due(self, trainer: Run) -> bool:
         last = trainer.round_index == trainer.max_rounds

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.checkpoint import DECLINE
@@ -133,6 +133,8 @@ class CollapseDetector(FederatedCallback):
         patience: Number of consecutive measurements before the warning.
     """
 
+    saved = ("seen", "peaks")
+
     def __init__(self, share: float = 0.95, patience: int = 5) -> None:
         if not 0 < share <= 1 or patience < 1:
             raise ValueError(
@@ -146,8 +148,8 @@ class CollapseDetector(FederatedCallback):
 
     def reset(self) -> None:
         """Forget an earlier run."""
-        self._seen: dict[str, int] = {}
-        self._peaks: dict[str, tuple[float, int]] = {}
+        self.seen: dict[str, int] = {}
+        self.peaks: dict[str, tuple[float, int]] = {}
 
     def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
         """Warn if the scalars of the round show a collapse."""
@@ -160,21 +162,12 @@ class CollapseDetector(FederatedCallback):
         if "client/mask_rate" in metrics:
             self._judge_early(trainer, algorithm, metrics)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The number of consecutive measurements in which each symptom was seen."""
-        return {"seen": dict(self._seen), "peaks": dict(self._peaks)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state from :meth:`state_dict`."""
-        self._seen = dict(state_dict["seen"])
-        self._peaks = dict(state_dict.get("peaks", {}))
-
     def _judge(self, trainer: Run, symptom: _Symptom, metrics: Metrics) -> None:
         share = metrics[symptom.share]
         accuracy = metrics.get(symptom.accuracy)
         collapsed = share >= self.share and (accuracy is None or accuracy < 0.5)
-        self._seen[symptom.share] = self._seen.get(symptom.share, 0) + 1 if collapsed else 0
-        if self._seen[symptom.share] == self.patience and trainer.is_global_zero:
+        self.seen[symptom.share] = self.seen.get(symptom.share, 0) + 1 if collapsed else 0
+        if self.seen[symptom.share] == self.patience and trainer.is_global_zero:
             right = "and how many are right is unknown"
             if accuracy is not None:
                 right = f"of which {100 * accuracy:.0f} % are right"
@@ -199,9 +192,9 @@ class CollapseDetector(FederatedCallback):
             if course.scalar not in metrics:
                 continue
             now = metrics[course.scalar]
-            best, when = self._peaks.get(course.scalar, (now, trainer.round_index))
+            best, when = self.peaks.get(course.scalar, (now, trainer.round_index))
             if course.sign * now >= course.sign * best:
-                self._peaks[course.scalar] = best, when = now, trainer.round_index
+                self.peaks[course.scalar] = best, when = now, trainer.round_index
             self._count(
                 trainer, course.scalar, course.is_worse(now, best, images), EARLY,
                 f"{course.scalar} was {best:.2f} in round {when} and is {now:.2f}: {course.remedy}",
@@ -225,8 +218,8 @@ class CollapseDetector(FederatedCallback):
 
     def _count(self, trainer: Run, name: str, holds: bool, needed: int, message: str) -> None:
         """Count the consecutive rounds in which a sign holds; warn of it once in a run."""
-        if self._seen.get(name, 0) >= needed:
+        if self.seen.get(name, 0) >= needed:
             return
-        self._seen[name] = self._seen.get(name, 0) + 1 if holds else 0
-        if self._seen[name] == needed and trainer.is_global_zero:
+        self.seen[name] = self.seen.get(name, 0) + 1 if holds else 0
+        if self.seen[name] == needed and trainer.is_global_zero:
             _log.warning("round %d: %s", trainer.round_index, message)

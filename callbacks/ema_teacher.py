@@ -36,6 +36,8 @@ class EMATeacher(FederatedCallback):
         decay: gamma, from 0 to below 1.
     """
 
+    saved = ("steps",)
+
     def __init__(self, decay: float = 0.99) -> None:
         if not 0 <= decay < 1:
             raise ValueError(
@@ -62,11 +64,3 @@ class EMATeacher(FederatedCallback):
         self.steps += 1
         method = cast(HasTeacher, algorithm)
         method.teacher.follow(method.students(), warm_decay(self.steps, self.decay))
-
-    def state_dict(self) -> dict[str, Any]:
-        """t, the number of server steps so far."""
-        return {"steps": self.steps}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state from :meth:`state_dict`."""
-        self.steps = state_dict["steps"]

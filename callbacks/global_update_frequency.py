@@ -45,6 +45,8 @@ class GlobalUpdateFrequency(FederatedCallback):
         window: Number of rounds in each of the two means.
     """
 
+    saved = ("value", "losses")
+
     def __init__(
         self,
         start: int = 80,
@@ -116,12 +118,3 @@ class GlobalUpdateFrequency(FederatedCallback):
         if change < self.rho_1:
             return max(1, self.value // 2)
         return 2 * self.value if change > self.rho_2 else self.value
-
-    def state_dict(self) -> dict[str, Any]:
-        """K_s and the losses of the windows."""
-        return {"value": self.value, "losses": list(self.losses)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state from :meth:`state_dict`."""
-        self.value = state_dict["value"]
-        self.losses = list(state_dict["losses"])

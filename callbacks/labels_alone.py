@@ -57,6 +57,8 @@ class LabelsAlone(FederatedCallback):
             validation. The default is a loss, as on real tables and series.
     """
 
+    saved = ("steps",)
+
     def __init__(self, expected_gain: float = -0.02) -> None:
         self.expected_gain = expected_gain
         self.reset()
@@ -79,14 +81,6 @@ class LabelsAlone(FederatedCallback):
     def on_server_batch_end(self, trainer: Run, algorithm: FederatedAlgorithm, step: int) -> None:
         """Count the steps of the server."""
         self.steps += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        """The number of steps."""
-        return {"steps": self.steps}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state from :meth:`state_dict`."""
-        self.steps = state_dict["steps"]
 
     def on_train_end(  # type: ignore[override]
         self, trainer: Run, algorithm: FederatedAlgorithm

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lightning_fedssl.algorithm import JointAlgorithm
 from lightning_fedssl.callback import FederatedCallback
@@ -33,6 +33,8 @@ class SystemClock(FederatedCallback):
     Raises:
         ValueError: In ``fit``, if the trainer has no ``system``.
     """
+
+    saved = ("seconds", "downloaded", "uploaded")
 
     def __init__(self) -> None:
         self.reset()
@@ -123,13 +125,3 @@ class SystemClock(FederatedCallback):
             values["step_work"] = sum(usage.work for usage in usages.values()) / sum(steps)
         for name, value in values.items():
             trainer.log(f"system/{name}", value)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The sums over all rounds so far."""
-        return {"seconds": self.seconds, "downloaded": self.downloaded, "uploaded": self.uploaded}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state from :meth:`state_dict`."""
-        self.seconds = state_dict["seconds"]
-        self.downloaded = state_dict["downloaded"]
-        self.uploaded = state_dict["uploaded"]

@@ -408,7 +408,7 @@ class FederatedAlgorithm(LightningModule):
         """Sum the updates as they arrive, so that only one of them is in memory."""
         total = WeightedSum()
         for update in updates:
-            total.add({**update.parameters, **update.buffers}, self.client_weight(update))
+            total.add(update.model(), self.client_weight(update))
         return {"model": total}
 
     def aggregate(self, sums: Sums) -> None:

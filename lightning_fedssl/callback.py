@@ -7,7 +7,8 @@ name is an error at once instead of a hook that never runs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from copy import copy
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lightning.pytorch.callbacks import Callback
 
@@ -41,9 +42,11 @@ class FederatedCallback(Callback):
     round as the epoch.
 
     A callback that remembers something from one round to the next sets its first values in
-    :meth:`reset`, calls it at the end of ``__init__``, and returns them from ``state_dict``. Then a
-    second ``fit`` begins like the first, and a run that resumes continues like one that was not
+    :meth:`reset`, calls it at the end of ``__init__``, and names them in ``saved``. Then a second
+    ``fit`` begins like the first, and a run that resumes continues like one that was not
     interrupted::
+
+        saved = ("losses",)
 
         def __init__(self, window: int) -> None:
             self.window = window
@@ -63,6 +66,18 @@ class FederatedCallback(Callback):
         ...     def on_round_end(self, trainer, algorithm, metrics):
         ...         print(trainer.round_index, metrics["client/loss"])
     """
+
+    saved: ClassVar[tuple[str, ...]] = ()
+    """Names of the attributes that a checkpoint holds."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds: the attributes ``saved``."""
+        return {name: copy(getattr(self, name)) for name in self.saved}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state from :meth:`state_dict`."""
+        for name in self.saved:
+            setattr(self, name, copy(state_dict[name]))
 
     def reset(self) -> None:
         """Forget an earlier run. Called when ``fit`` starts, before a checkpoint is loaded."""

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from lightning_fedssl.functional.averaging import Sizes, State, sizes_of
 from lightning_fedssl.functional.by_name import only, prefixed, without
 from lightning_fedssl.functional.frozen import frozen_names, tensors_that_change
+from lightning_fedssl.functional.optimizers import weights_of
 from lightning_fedssl.functional.tied import tensors_of
 
 Direction = Literal["down", "up"]
@@ -156,6 +157,10 @@ class ClientUpdate:
         tensors = moved(self.parameters), moved(self.buffers), moved(self.payload)
         return replace(self, parameters=tensors[0], buffers=tensors[1], payload=tensors[2])
 
+    def model(self) -> State:
+        """Weights and buffers."""
+        return {**self.parameters, **self.buffers}
+
     def sizes(self) -> Sizes:
         """The bytes of every tensor by its name.
 
@@ -184,9 +189,8 @@ def optimizer_state(optimizer: Optimizer) -> State:
     A Python number, such as an own optimizer's count of steps, becomes a tensor, and its key ends
     with its type: ``0.step:int``. Other values are left out.
     """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     found = {}
-    for i, p in enumerate(parameters):
+    for i, p in enumerate(weights_of(optimizer)):
         for name, value in optimizer.state.get(p, {}).items():
             if isinstance(value, Tensor):
                 found[f"{i}.{name}"] = value
@@ -286,12 +290,16 @@ class LiveTensors:
         """The buffers."""
         return {name: layer[key] for name, layer, key in self._buffers}
 
+    def model(self) -> State:
+        """Weights and buffers."""
+        return {**self.parameters(), **self.buffers()}
+
     def load(self, state: State) -> None:
         """Copy named weights and buffers into the module.
 
         Tensors that are not named stay as they are.
         """
-        _copy_into({**self.parameters(), **self.buffers()}, state)
+        _copy_into(self.model(), state)
 
 
 def _names(module: nn.Module) -> list[str]:

@@ -133,10 +133,9 @@ class FedSHVR(PairedBatches):
         """
         if not self.control_variate:
             return {}
-        trained = self.server.parameters
         zeros = {
             name: torch.zeros_like(p, device="cpu", requires_grad=False)
-            for name, p in trained.items()
+            for name, p in self.server.parameters.items()
         }
         return self.clients.get(client, "control") or zeros
 

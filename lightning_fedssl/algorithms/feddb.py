@@ -192,7 +192,7 @@ class FedDB(ServerPhases):
                 torch.stack([update.payload["p_s"] for update in drawn]).cpu()
             )
             for update, weight in zip(drawn, weights.tolist(), strict=True):
-                total.add({**update.parameters, **update.buffers}, weight)
+                total.add(update.model(), weight)
         return {"model": total}
 
 

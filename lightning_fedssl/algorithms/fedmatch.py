@@ -434,7 +434,7 @@ class FedMatch(FederatedAlgorithm):
             if self.num_helpers:
                 psi = below(_PSI, update.parameters)
                 self.clients.put(update.client, "psi", psi)
-                embedding = self.embed({**update.parameters, **update.buffers})
+                embedding = self.embed(update.model())
                 self.clients.put(update.client, "embedding", {"p": embedding})
             yield update
 

@@ -58,6 +58,7 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, Sums, WeightedSum
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.by_name import taken
+from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_work import LocalWork, labeled_work, side_by_side, unlabeled_work
 from lightning_fedssl.state import Batch, ClientUpdate
@@ -308,7 +309,7 @@ class FedRGD(SlotAlgorithm):
         self.server.update(new, buffers)
 
     def _averaged_names(self) -> list[str]:
-        weights = [name for name, p in self.named_parameters() if p.requires_grad]
+        weights = [*trained_weights(self)]
         return weights + (self.uploaded_buffers() if self.bn_buffers == "average" else [])
 
     def _bridges(self) -> set[int]:

@@ -212,7 +212,7 @@ class RSCFed(FederatedAlgorithm):
         drawn = [
             update.to(self.teacher.get_buffer("steps").device, copy=True) for update in updates
         ]
-        models = [{**update.parameters, **update.buffers} for update in drawn]
+        models = [update.model() for update in drawn]
         total = WeightedSum()
         for model, weight in zip(models, self.consensus_weights(drawn, models), strict=True):
             total.add(model, weight)

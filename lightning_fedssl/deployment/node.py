@@ -32,6 +32,7 @@ from lightning_fedssl.deployment.obstacles import refuse_undeployable
 from lightning_fedssl.distributed import launch
 from lightning_fedssl.functional.averaging import Sizes, State
 from lightning_fedssl.functional.by_name import only, unprefixed, without
+from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_work import LocalWork
@@ -154,7 +155,7 @@ class Node:
         if not algorithm.freeze_patterns and not algorithm.personal_patterns:
             algorithm.init_from = None  # all weights come from the server
         setup.prepare_model(trainer, algorithm, datamodule)
-        weights = [p for p in algorithm.parameters() if p.requires_grad]
+        weights = [*trained_weights(algorithm).values()]
         self.optimizer = build_optimizer(algorithm.optimizer_factory, weights, "model.optimizer")
 
     def answer(self, kind: str, records: RecordDict) -> RecordDict:

@@ -37,6 +37,7 @@ from lightning_fedssl.deployment.own_data import ServerData
 from lightning_fedssl.functional.averaging import State, sizes_of
 from lightning_fedssl.functional.batch_norm import LayerMoments, local_moments
 from lightning_fedssl.functional.by_name import copied, only, prefixed, without
+from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate, named_payload
 from lightning_fedssl.storage import checkpoint_file
@@ -399,11 +400,7 @@ class DeployedFederation(SimulatedFederation):
         """
         algorithm = self.trainer.algorithm
         server = self.trainer.algorithm.server
-        trained = [
-            name
-            for name, p in algorithm.named_parameters()
-            if p.requires_grad and name in server.parameters
-        ]
+        trained = only(trained_weights(algorithm), server.parameters)
         uploaded = algorithm.uploaded_buffers()
         model = server.model()
         payload = getattr(algorithm, "client_payload", {})

@@ -151,3 +151,8 @@ def tensors_that_change(module: nn.Module) -> State:
     """A module's weights and buffers by name without the frozen ones, not copied."""
     frozen = frozen_names(module)
     return without(tensors_of(module), frozen)
+
+
+def trained_weights(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights that are trained, by name."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}

@@ -118,3 +118,8 @@ def require_plain_sgd(
             f"model.optimizer is {type(optimizer).__name__}, but {reason}: use SGD without "
             f"momentum{extras}"
         )
+
+
+def weights_of(optimizer: Optimizer) -> list[Tensor]:
+    """The weights that an optimizer changes, in its order."""
+    return [p for group in optimizer.param_groups for p in group["params"]]

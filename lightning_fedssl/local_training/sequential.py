@@ -24,7 +24,8 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State
-from lightning_fedssl.functional.by_name import taken
+from lightning_fedssl.functional.by_name import only, taken
+from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.functional.recorded import Recorded, Values
 from lightning_fedssl.functional.tied import tensors_of
 from lightning_fedssl.local_work import LocalWork
@@ -136,7 +137,7 @@ def train_client(
     load_optimizer_state(optimizer, kept_optimizer_state(algorithm, owner))
     with own_random_stream(data), algorithm.clients.stage(data.party):
         loop.train(work, algorithm.training_step, "client/loss", observer.client_batch_ended)
-    update = loop.sent.update({**loop.live.parameters(), **loop.live.buffers()}, data, work)
+    update = loop.sent.update(loop.live.model(), data, work)
     new = optimizer_state(optimizer) if algorithm.keep_client_optimizer else {}
     return finish(algorithm, data, update, observer, new, owner)
 
@@ -156,7 +157,7 @@ class Loop:
         self.fabric = fabric
         self.live = LiveTensors(algorithm)
         self.sent = Sent.of(algorithm)
-        self.weights = [p for p in algorithm.parameters() if p.requires_grad]
+        self.weights = trained_weights(algorithm).values()
         self.scaled: Any = fabric.setup_optimizers(optimizer)
 
     def train(
@@ -357,11 +358,7 @@ class Sent:
     def of(cls, algorithm: FederatedAlgorithm) -> Sent:
         """The names of a method."""
         return cls(
-            [
-                name
-                for name, p in algorithm.named_parameters()
-                if p.requires_grad and name in algorithm.server.parameters
-            ],
+            list(only(trained_weights(algorithm), algorithm.server.parameters)),
             algorithm.uploaded_buffers(),
         )
 

@@ -26,7 +26,8 @@ from lightning_fedssl.algorithm import JointAlgorithm, JointStep
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import mapped, places, stacked, without
+from lightning_fedssl.functional.by_name import mapped, only, places, stacked, without
+from lightning_fedssl.functional.optimizers import weights_of
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.functional.tied import places_of
 from lightning_fedssl.local_training.sequential import (
@@ -352,9 +353,9 @@ class _Bottoms:
             id(p): name for name, p in algorithm.named_parameters() if algorithm.at_clients(name)
         }
         part = part_of(template, names)
-        self.order = [names[id(p)] for group in part.param_groups for p in group["params"]]
-        theirs = [name for name in clients[0].received if algorithm.at_clients(name)]
-        self.tensors = {name: torch.stack([c.received[name] for c in clients]) for name in theirs}
+        self.order = [names[id(p)] for p in weights_of(part)]
+        theirs = list(filter(algorithm.at_clients, clients[0].received))
+        self.tensors = stacked([only(client.received, theirs) for client in clients])
         self.leaves = {name: self.tensors[name].requires_grad_() for name in self.order}
         self.rest = without(self.tensors, self.leaves)
         self.optimizers = StackedOptimizer(

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.optimizers import weights_of
 from lightning_fedssl.state import load_optimizer_state, optimizer_state
 
 ELEMENTWISE = (
@@ -80,7 +81,7 @@ class StackedOptimizer:
 
 def _stacked(template: Optimizer, kept: Sequence[State]) -> State:
     """The clients' states stacked; a momentum that a client lacks is 0."""
-    if any(p.dim() == 0 for group in template.param_groups for p in group["params"]):
+    if not all(p.dim() for p in weights_of(template)):
         raise ValueError(
             "a weight has no dimensions, so its momentum cannot be distinguished from a count of "
             "steps"

@@ -32,6 +32,8 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.by_name import copied, mapped, stacked
+from lightning_fedssl.functional.frozen import trained_weights
+from lightning_fedssl.functional.optimizers import weights_of
 from lightning_fedssl.functional.recorded import Recorded, Values
 from lightning_fedssl.functional.tied import places_of
 from lightning_fedssl.local_training.sequential import (
@@ -136,7 +138,7 @@ def train_clients(
     sent = Sent.of(algorithm)
     for client in ready:
         live.load(stack.tensors_of(client))
-        update = sent.update({**live.parameters(), **live.buffers()}, client.data, client.work)
+        update = sent.update(live.model(), client.data, client.work)
         new = stack.optimizer_state_of(client) if algorithm.keep_client_optimizer else {}
         yield finish(algorithm, client.data, update, observer, new, client.owner)
 
@@ -153,7 +155,7 @@ def prepared(
     for data in clients:
         work = start(algorithm, live, data, observer, max_steps)
         if work.num_steps:
-            received = copied({**live.parameters(), **live.buffers()})
+            received = copied(live.model())
             ready.append(Client(data, work, received, algorithm.state_owner(data.party)))
     return ready
 
@@ -204,8 +206,8 @@ class Stack:
         self.step_module = CallOf(algorithm, "training_step")
         self.places = places_of(algorithm)
         names = {id(p): name for name, p in algorithm.named_parameters()}
-        self.order = [names[id(p)] for group in template.param_groups for p in group["params"]]
-        self.trainable = [name for name, p in algorithm.named_parameters() if p.requires_grad]
+        self.order = [names[id(p)] for p in weights_of(template)]
+        self.trainable = [*trained_weights(algorithm)]
         received = [client.received for client in self.clients]
         self.tensors = stacked(received)
         self.optimizers = StackedOptimizer(

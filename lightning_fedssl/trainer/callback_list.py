@@ -104,9 +104,7 @@ def refuse_unsupported(callbacks: Sequence[Callback]) -> None:
             "best.ckpt; keep one, and "
             "add Lightning's ModelCheckpoint for another scalar"
         )
-    saving = Counter(
-        c.state_key for c in callbacks if type(c).state_dict is not Callback.state_dict
-    )
+    saving = Counter(c.state_key for c in callbacks if _has_state(c))
     if twice := [c for c in callbacks if saving[c.state_key] > 1]:
         raise ValueError(
             f"trainer.callbacks: two {type(twice[0]).__name__} would save their states under one "
@@ -152,6 +150,12 @@ def check_monitors(callbacks: Iterable[Callback], known: Collection[str], place:
                 f"trainer.callbacks: {type(callback).__name__} has monitor {name}, and no round "
                 f"logs it; did you mean {', '.join(meant) or 'to give data.validation'}?"
             )
+
+
+def _has_state(callback: Callback) -> bool:
+    """Whether a checkpoint holds something of a callback."""
+    none = (Callback.state_dict, FederatedCallback.state_dict)
+    return type(callback).state_dict not in none or bool(getattr(callback, "saved", ()))
 
 
 def _check_hooks(callback: Callback) -> None:

@@ -23,6 +23,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.distributed import launch
+from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.interop.lightning_names import LightningNames, NamesKeys
 from lightning_fedssl.local_training import LocalTraining, stack_size
@@ -386,7 +387,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         setup.prepare_model(self, model, datamodule)
         if is_new:
             setup.start_run(model, datamodule, self.dtype)
-        weights = [p for p in model.parameters() if p.requires_grad]
+        weights = [*trained_weights(model).values()]
         self.client_optimizer, self.server_optimizer = (
             build_optimizer(factory, weights, key)
             for key, factory in {

@@ -52,7 +52,7 @@ def check_update(
             f"{most_steps} steps are possible"
         )
     model = algorithm.server.model()
-    for name, t in {**update.parameters, **update.buffers}.items():
+    for name, t in update.model().items():
         if name not in model:
             return f"returned {name!r}, which the global model does not have"
         if (t.shape, t.dtype) != (model[name].shape, model[name].dtype):

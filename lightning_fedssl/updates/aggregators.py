@@ -102,11 +102,7 @@ class Aggregator(UpdateRule, ABC):
         rows = []
         last = None
         for last in updates:
-            rows.append(
-                torch.cat(
-                    [t.detach().flatten() for t in {**last.parameters, **last.buffers}.values()]
-                )
-            )
+            rows.append(torch.cat([t.detach().flatten() for t in last.model().values()]))
         if 0 < len(rows) < self.fewest():
             text = "trainer.updates: %d updates of a round are not used: a rule needs %d or more"
             _log.warning(text, len(rows), self.fewest())

@@ -78,7 +78,7 @@ class Attack(UpdateRule):
         if not self.falsifies:
             return arrivals
         model = mapped(Tensor.cpu, algorithm.server.model())
-        states = [{**a.update.parameters, **a.update.buffers} for a in arrivals]
+        states = [a.update.model() for a in arrivals]
         attacks = [a.update.client in self._attackers for a in arrivals]
         own = [state for state, attack in zip(states, attacks, strict=True) if attack]
         others = [state for state, attack in zip(states, attacks, strict=True) if not attack]

@@ -250,7 +250,7 @@ class CentralDP(UpdateRule):
             update: What the client uploads.
             model: What it has received.
         """
-        sent = {**update.parameters, **update.buffers}
+        sent = update.model()
         moved = torch._foreach_sub(
             list(sent.values()), [model[name].to(t.device) for name, t in sent.items()]
         )
