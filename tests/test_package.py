@@ -104,11 +104,16 @@ def test_every_package_is_listed_for_the_wheel() -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_has_callbacks_and_configurations_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("links", [True, False])
+def test_the_wheel_has_callbacks_and_configurations_once(tmp_path: Path, links: bool) -> None:
+    """Git writes a link as a file that names its target where a system, such as Windows, has no links."""
     if find_spec("pip") is None or find_spec("setuptools") is None:
         pytest.skip("needs pip and setuptools")
     for name in (PACKAGE, "callbacks", "configs"):
         shutil.copytree(ROOT / name, tmp_path / "checkout" / name, symlinks=True)
+    for name in () if links else ("callbacks", "configs"):
+        (tmp_path / "checkout" / PACKAGE / name).unlink()
+        (tmp_path / "checkout" / PACKAGE / name).write_text(f"../{name}")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path / "checkout")
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path)]

@@ -24,11 +24,13 @@ def named_arguments(algorithm: FederatedAlgorithm) -> dict[str, Any]:
         algorithm: The method, built for its data.
     """
     # The checkpoint has the weights, so the file that they started from need not exist any more.
-    # Inference needs no optimizer, so functions that make one are left out.
+    # Inference needs no optimizer, so functions that make one are left out; a default one that the
+    # command line has taken is its name.
     given = {
         name: value
         for name, value in algorithm.hparams.items()
         if not name.startswith("_")
+        and not (name.endswith("optimizer") and isinstance(value, str))
         and name not in ("init_from", "init_except")
         and (
             name == "network"

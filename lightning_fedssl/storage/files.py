@@ -56,7 +56,10 @@ def write_synced(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         os.replace(new, path)
     finally:
         new.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        folder = os.open(path.parent, os.O_RDONLY)
+    except PermissionError:  # Windows opens no folder
+        return
     try:
         os.fsync(folder)
     finally:

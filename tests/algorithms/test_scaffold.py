@@ -60,16 +60,6 @@ def test_two_rounds_by_hand(tmp_path: Path) -> None:
     assert {(way, sum(sizes.values())) for _, _, way, sizes in seen.seen} == {("down", 2 * model), ("up", 2 * model)}
 
 
-def test_c_is_the_mean_of_all_control_variates(tmp_path: Path) -> None:
-    """Both begin at 0, and c grows by the N-th part of what the c_i of a round grow by."""
-    algorithm = toy_scaffold()
-    toy_trainer(tmp_path, max_rounds=4, precision="64-true", clients_per_round=2).fit(algorithm, labeled_clients())
-    everyone = [algorithm.variate(client) for client in range(4)]
-    for name, c in algorithm.server.extra["c"].items():
-        torch.testing.assert_close(c, sum(own[name] for own in everyone) / 4, rtol=0, atol=1e-12)
-    assert any(c.abs().max() > 1e-3 for c in algorithm.server.extra["c"].values())
-
-
 def test_momentum_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model\.optimizer is SGD, but SCAFFOLD's .*: use SGD without momentum"):
         toy_scaffold(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))

@@ -9,8 +9,9 @@ import pytest
 import torch
 import yaml
 
-from lightning_fedssl import CNN, MLP, Experiment
+from lightning_fedssl import CNN, MLP, Experiment, SemiFL
 from lightning_fedssl.cli import main
+from lightning_fedssl.functional.optimizers import half_momentum
 from tests.cli.helpers import write
 
 
@@ -25,6 +26,9 @@ def test_a_configuration_is_trained_from_python_as_from_the_command_line(folder:
     )
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert yaml.safe_load(Path("lightning_logs/version_0/config.yaml").read_text())["trainer"]["max_rounds"] == 1
+    for number in (0, 1):  # jsonargparse gives a default function as its name
+        loaded = SemiFL.load_from_checkpoint(f"lightning_logs/version_{number}/checkpoints/last.ckpt")
+        assert loaded.aggregation_optimizer is half_momentum
 
 
 def test_keys_of_a_mapping_are_applied_in_their_order(folder: Path) -> None:

@@ -109,3 +109,14 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one_with_its_states(
     assert checkpoint_file.read_states(loaded, path) == []
     for client, state in expected.items():
         assert_same(loaded["federation"]["clients"][client], state)
+
+
+def test_a_file_is_written_where_no_folder_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows; elsewhere the folder's entry is synced, too."""
+
+    def refuse(path: Path, flags: int) -> int:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("lightning_fedssl.storage.files.os.open", refuse)
+    write_synced(tmp_path / "file", lambda file: file.write(b"content"))
+    assert (tmp_path / "file").read_bytes() == b"content"
