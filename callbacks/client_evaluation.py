@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor
 from lightning_fedssl import sampling
 from lightning_fedssl.callback import FederatedCallback, at_least
 from lightning_fedssl.state import load_state
-from lightning_fedssl.storage.files import replace_file
+from lightning_fedssl.storage.files import write_table
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -144,17 +143,11 @@ class ClientEvaluation(FederatedCallback):
         if not trainer.is_global_zero or not trainer.log_dir:
             return
         names = trainer.datamodule.client_names or range(trainer.datamodule.num_clients)
-
-        def write(path: Path) -> None:
-            with path.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(["round", "client", "accuracy"])
-                for number, accuracies in self.history.items():
-                    for client, accuracy in zip(names, accuracies.tolist(), strict=True):
-                        shown = "" if math.isnan(accuracy) else f"{accuracy:.6g}"
-                        writer.writerow([number, client, shown])
-
-        replace_file(Path(trainer.log_dir) / "client_evaluation.csv", write)
+        rows: list[tuple[object, ...]] = [("round", "client", "accuracy")]
+        for number, accuracies in self.history.items():
+            for client, accuracy in zip(names, accuracies.tolist(), strict=True):
+                rows.append((number, client, "" if math.isnan(accuracy) else f"{accuracy:.6g}"))
+        write_table(Path(trainer.log_dir) / "client_evaluation.csv", rows)
 
 
 def draw_like(class_counts: Tensor, labels: Tensor, count: int, seed: int, client: int) -> Tensor:

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.batch_norm import evaluating
+from lightning_fedssl.metrics.evaluation import EvaluationMetrics
 from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:
@@ -39,33 +38,25 @@ class GroupQuality(FederatedCallback):
         """Add both scalars to the metrics of an evaluation on validation images."""
         if "val/accuracy" not in metrics or not algorithm.group_means():
             return
-        accuracies = []
-        shares = []
+        found = []
         for mean in algorithm.group_means():
             load_state(algorithm, {**algorithm.server.model(), **mean})
-            right, counts = self._count(trainer, algorithm)
-            accuracies.append(right / float(counts.sum()))
-            shares.append(float(counts.max() / counts.sum()))
+            found.append(self._scores(trainer, algorithm))
         load_state(algorithm, algorithm.evaluated_model())
-        metrics["group/accuracy_min"] = min(accuracies)
-        metrics["group/largest_class_share"] = max(shares)
+        metrics["group/accuracy_min"] = min(float(scores["accuracy"]) for scores in found)
+        metrics["group/largest_class_share"] = max(
+            float(scores["largest_class_share"]) for scores in found
+        )
 
     @staticmethod
-    def _count(trainer: Run, algorithm: FederatedAlgorithm) -> tuple[float, Tensor]:
-        """The number of right predictions of the working module, and of predictions of each class,
-        over all ranks.
-        """
-        found = torch.zeros(trainer.datamodule.num_classes + 1)
+    def _scores(trainer: Run, algorithm: FederatedAlgorithm) -> dict[str, Tensor]:
+        """The task's metrics of the working module."""
+        classes = trainer.datamodule.num_classes
+        scores = EvaluationMetrics([], classes, trainer.world_size, algorithm.task)
         with evaluating(algorithm), trainer.fabric.autocast():
             for x, y in _validation_batches(trainer):
-                predicted = algorithm(x).argmax(dim=-1)
-                right = (predicted == y).sum().reshape(1)
-                found = found.to(x.device) + torch.cat(
-                    [right, F.one_hot(predicted, len(found) - 1).sum(dim=0)]
-                )
-        total = sum(part.cpu() for part in trainer.gather(found))
-        assert isinstance(total, Tensor)
-        return float(total[0]), total[1:]
+                scores.update(algorithm(x), y)
+        return scores.compute(trainer.gather)
 
 
 def _validation_batches(trainer: Run) -> Iterator[tuple[Tensor, Tensor]]:

@@ -112,9 +112,7 @@ class FederatedCLI(LightningCLI):
         """
         super().setup_parser(add_subcommands, *kwargs)
         if not add_subcommands:
-            self.parser.add_argument(
-                "--ckpt_path", type=str | None, default=None, help=argparse.SUPPRESS
-            )
+            self.parser.add_argument("--ckpt_path", type=str | None, help=argparse.SUPPRESS)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Link arguments of the algorithm to the data, so that they need not be given twice."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from torch import Tensor
 from lightning_fedssl.cli.parser import ConfigFile, Parser
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.partition.statistics import PartitionStatistics, heatmap
-from lightning_fedssl.storage.files import replace_file
+from lightning_fedssl.storage.files import write_table
 
 DESCRIPTION = """\
 Draws the partition that fit would train on, and prints what every client holds: images, classes,
@@ -79,7 +77,6 @@ def parser(datamodule_class: type[FederatedDataModule]) -> Parser:
     made.add_argument(
         "--output",
         type=str | None,
-        default=None,
         help="Folder for partition.json, clients.csv and the plot.",
     )
     made.add_argument(
@@ -89,7 +86,7 @@ def parser(datamodule_class: type[FederatedDataModule]) -> Parser:
         help="The largest number of clients in the printed table.",
     )
     for unread in ("trainer", "model", "ckpt_path"):
-        made.add_argument(f"--{unread}", type=Any, default=None, help=argparse.SUPPRESS)
+        made.add_argument(f"--{unread}", type=Any, help=argparse.SUPPRESS)
     made.add_class_arguments(datamodule_class, "data", fail_untyped=False, sub_configs=True)
     return made
 
@@ -173,16 +170,13 @@ def _write_csv(path: Path, statistics: PartitionStatistics) -> None:
     class, if any.
     """
     classes = range(statistics.class_counts.shape[1])
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     counts = [
         statistics.labeled_class_counts,
         statistics.class_counts - statistics.labeled_class_counts,
     ]
     unknown = [] if statistics.unknown_counts is None else [statistics.unknown_counts[:, None]]
     names = [f"{kind}_{k}" for kind in ("labeled", "unlabeled") for k in classes]
-    writer.writerow(["client", *names, *(["unknown"] if unknown else [])])
-    writer.writerows(
-        [client, *row] for client, row in enumerate(torch.cat([*counts, *unknown], dim=1).tolist())
-    )
-    replace_file(path, lambda new: new.write_text(text.getvalue(), encoding="utf-8"))
+    rows: list[list[object]] = [["client", *names, *["unknown"] * len(unknown)]]
+    for client, row in enumerate(torch.cat([*counts, *unknown], dim=1).tolist()):
+        rows.append([client, *row])
+    write_table(path, rows)

@@ -116,16 +116,20 @@ def _by_name(moments: tuple[tuple[float, ...], tuple[float, ...]]) -> dict[str, 
     return {"mean": list(moments[0]), "std": list(moments[1])}
 
 
+def _named(value: Any, otherwise: dict[str, Any]) -> dict[str, Any]:
+    """Class path and arguments of a network; without an import path None and the others."""
+    try:
+        named = named_value(value)
+    except NotNamedError:
+        named = {"class_path": None, "init_args": otherwise}
+    return {"class_path": named["class_path"], "init_args": named.get("init_args") or {}}
+
+
 def _describe_backbone(data: FederatedDataModule) -> dict[str, Any]:
     """The frozen network in front of the trained one, and the samples that it takes."""
-    try:
-        named = named_value(data.backbone)
-    except NotNamedError:
-        named = None
     spec = data.spec
     return {
-        "class_path": named["class_path"] if isinstance(named, dict) else named,
-        "init_args": named["init_args"] if isinstance(named, dict) else {},
+        **_named(data.backbone, {}),
         "in_shape": list(spec.in_shape),
         "input": "pixels" if spec.pixels else "numbers",
         "normalization": _by_name(data.normalization),
@@ -134,16 +138,9 @@ def _describe_backbone(data: FederatedDataModule) -> dict[str, Any]:
 
 def _describe_network(algorithm: FederatedAlgorithm, data: FederatedDataModule) -> dict[str, Any]:
     """The configured network's class and arguments, with those that the data set."""
-    try:
-        named = named_value(algorithm.hparams.get("network", algorithm.network_factory))
-    except NotNamedError:
-        named = {
-            "class_path": None,
-            "init_args": named_values(getattr(algorithm.network, "hparams", {})),
-        }
+    own = named_values(getattr(algorithm.network, "hparams", {}))
     return {
-        "class_path": named["class_path"],
-        "init_args": named.get("init_args") or {},
+        **_named(algorithm.hparams.get("network", algorithm.network_factory), own),
         "num_classes": algorithm.num_classes if data.class_names else None,
         "in_shape": list(data.in_shape) if data.class_names else [],
         **({"out_shape": [data.num_classes, *data.in_shape[1:]]} if data.task.per_pixel else {}),

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from lightning_fedssl.export.description import Description
 from lightning_fedssl.export.model_card import model_card
-from lightning_fedssl.export.model_file import CONSTRUCTOR, DESCRIPTION, WEIGHTS, save_model
-from lightning_fedssl.storage.files import write_synced
+from lightning_fedssl.export.model_file import save_model
+from lightning_fedssl.storage.files import write_bytes
 
 FORMATS = ("safetensors", "torch_export", "onnx", "hub")
 
@@ -83,14 +83,9 @@ def export(network: nn.Module, description: Description, folder: Path, format: s
     if format == "onnx":
         contents["model.onnx"] = _onnx(network, description)
     for name, content in contents.items():
-        write_synced(
-            folder / name,
-            lambda file, content=content: file.write(content),  # type: ignore[misc]
-        )
-    if format in ("safetensors", "hub"):
-        save_model(network, description, folder)
-        return [folder / name for name in (WEIGHTS, DESCRIPTION, CONSTRUCTOR, *contents)]
-    return [folder / name for name in contents]
+        write_bytes(folder / name, content)
+    saved = save_model(network, description, folder) if format in ("safetensors", "hub") else []
+    return [*saved, *map(folder.joinpath, contents)]
 
 
 def _torch_export(network: nn.Module, description: Description) -> bytes:

@@ -14,7 +14,7 @@ from torch import nn
 
 from lightning_fedssl.export.description import Description, dtype_of
 from lightning_fedssl.models import build_network
-from lightning_fedssl.storage.files import write_synced
+from lightning_fedssl.storage.files import write_bytes
 from lightning_fedssl.storage.named_value import object_of
 
 WEIGHTS = "model.safetensors"
@@ -25,7 +25,7 @@ Hugging Face's ``PyTorchModelHubMixin`` reads them.
 """
 
 
-def save_model(network: nn.Module, description: Description, folder: Path) -> None:
+def save_model(network: nn.Module, description: Description, folder: Path) -> list[Path]:
     """Write a network's weights and its description; each file is written completely or not at all.
 
     The description gets ``dtype``, the type of the weights in the file. A metric that is NaN or
@@ -36,32 +36,34 @@ def save_model(network: nn.Module, description: Description, folder: Path) -> No
         description: What :func:`~lightning_fedssl.export.describe_model` returned.
         folder: The folder; it is made.
 
+    Returns:
+        The files.
+
     Raises:
         OSError: If a file cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {
         name: tensor.detach().cpu().clone().contiguous()
         for name, tensor in network.state_dict().items()
     }
-    content = save(
-        tensors, metadata={"format": "pt"}
-    )  # one key: of several the order would change from run to run
     metrics = {
         name: value if is_number(value) else None for name, value in description["metrics"].items()
     }
-    text = (
-        json.dumps({**description, "metrics": metrics, "dtype": dtype_of(network)}, indent=2) + "\n"
-    )
-    write_synced(folder / WEIGHTS, lambda file: file.write(content))
-    write_synced(folder / DESCRIPTION, lambda file: file.write(text.encode()))
     built = description["network"]
     of_data = {name: built[name] for name in ("num_classes", "in_shape") if built[name]}
-    arguments = {**built["init_args"], **of_data}
-    write_synced(
-        folder / CONSTRUCTOR,
-        lambda file: file.write((json.dumps(arguments, indent=2) + "\n").encode()),
-    )
+    contents = {
+        # One key: of several the order would change from run to run.
+        WEIGHTS: save(tensors, metadata={"format": "pt"}),
+        DESCRIPTION: _json({**description, "metrics": metrics, "dtype": dtype_of(network)}),
+        CONSTRUCTOR: _json({**built["init_args"], **of_data}),
+    }
+    for name, content in contents.items():
+        write_bytes(folder / name, content)
+    return [folder / name for name in contents]
+
+
+def _json(values: dict[str, Any]) -> bytes:
+    return (json.dumps(values, indent=2) + "\n").encode()
 
 
 def load_network(folder: str | Path, trust: Sequence[str] = ()) -> tuple[nn.Module, Description]:

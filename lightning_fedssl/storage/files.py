@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -64,6 +65,21 @@ def write_synced(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write bytes as :func:`write_synced` does."""
+    write_synced(path, lambda file: file.write(content))
+
+
+def write_table(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    """Write rows as CSV, in one step as :func:`replace_file` does; the first is the head."""
+
+    def write(new: Path) -> None:
+        with new.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows(rows)
+
+    replace_file(path, write)
 
 
 def lock_folder(folder: Path) -> FileLock | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 from collections.abc import Sequence
 from itertools import count
@@ -14,7 +13,7 @@ from lightning.fabric import Fabric
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch import Tensor
 
-from lightning_fedssl.storage.files import replace_file
+from lightning_fedssl.storage.files import write_table
 
 
 class RunFolder:
@@ -186,12 +185,7 @@ def write_predictions(
     ):
         cells = [best, *class_names[best : best + 1]] if one_class else []
         rows.append([index, *files[index : index + 1], *cells, *(f"{p:.6g}" for p in row)])
-
-    def write(new: Path) -> None:
-        with new.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows(rows)
-
-    replace_file(path, write)
+    write_table(path, rows)
 
 
 def write_masks(masks: Tensor, folder: Path, files: Sequence[str] = ()) -> None:

@@ -7,15 +7,13 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
-from typing import IO
 
 import torch
 from torch import Tensor
 
 from lightning_fedssl.functional.by_name import mapped
-from lightning_fedssl.storage.files import write_synced
+from lightning_fedssl.storage.files import write_bytes
 
 State = dict[str, Tensor]
 
@@ -44,7 +42,7 @@ def write(folder: Path, states: Mapping[str, State], names: dict[str, str]) -> N
         content = buffer.getvalue()
         names[party] = f"{party}-{_digest(content)}.pt"
         if not (folder / names[party]).is_file():
-            write_synced(folder / names[party], partial(_write, content))
+            write_bytes(folder / names[party], content)
 
 
 def read(path: Path) -> State:
@@ -68,10 +66,6 @@ def keep(folder: Path, names: Iterable[str]) -> None:
     for path in set(folder.glob("*")) - {folder / name for name in names}:
         if path.is_file():  # a NAS adds folders
             path.unlink()
-
-
-def _write(content: bytes, file: IO[bytes]) -> None:
-    file.write(content)
 
 
 def _digest(content: bytes) -> str:
