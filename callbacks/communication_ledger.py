@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.by_name import mapped
+from lightning_fedssl.storage.files import write_table
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -123,12 +123,10 @@ class CommunicationLedger(FederatedCallback):
         if not trainer.is_global_zero or not trainer.log_dir or trainer.fast_dev_run:
             return
         model = {*algorithm.server.parameters, *algorithm.server.buffers}
-        with Path(trainer.log_dir, "ledger.csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["direction", "name", "kind", *(field.name for field in fields(Entry))])
-            for (direction, name), entry in self.entries.items():
-                kind = kind_of(name, model)
-                writer.writerow([direction, name, kind, *astuple(entry)])
+        rows = [["direction", "name", "kind", *(field.name for field in fields(Entry))]]
+        for (direction, name), entry in self.entries.items():
+            rows.append([direction, name, kind_of(name, model), *astuple(entry)])
+        write_table(Path(trainer.log_dir, "ledger.csv"), rows)
 
     def _begin(self, round_index: int) -> None:
         """Close the round before, if this is a new one."""

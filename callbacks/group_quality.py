@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +42,7 @@ class GroupQuality(FederatedCallback):
             load_state(algorithm, {**algorithm.server.model(), **mean})
             found.append(self._scores(trainer, algorithm))
         load_state(algorithm, algorithm.evaluated_model())
-        metrics["group/accuracy_min"] = min(float(scores["accuracy"]) for scores in found)
+        metrics["group/accuracy_min"] = float(min(scores["accuracy"] for scores in found))
         metrics["group/largest_class_share"] = max(
             float(scores["largest_class_share"]) for scores in found
         )
@@ -52,14 +51,10 @@ class GroupQuality(FederatedCallback):
     def _scores(trainer: Run, algorithm: FederatedAlgorithm) -> dict[str, Tensor]:
         """The task's metrics of the working module."""
         classes = trainer.datamodule.num_classes
+        ranks = (trainer.global_rank, trainer.world_size)
+        batches = trainer.datamodule.evaluation_batches("validate", trainer.dtype, shard=ranks)
         scores = EvaluationMetrics([], classes, trainer.world_size, algorithm.task)
         with evaluating(algorithm), trainer.fabric.autocast():
-            for x, y in _validation_batches(trainer):
+            for x, y in islice(batches, 1 if trainer.fast_dev_run else None):
                 scores.update(algorithm(x), y)
         return scores.compute(trainer.gather)
-
-
-def _validation_batches(trainer: Run) -> Iterator[tuple[Tensor, Tensor]]:
-    ranks = (trainer.global_rank, trainer.world_size)
-    batches = trainer.datamodule.evaluation_batches("validate", trainer.dtype, shard=ranks)
-    return islice(batches, 1 if trainer.fast_dev_run else None)

@@ -58,13 +58,12 @@ _MODULES = {
     """,
     "cli.experiment": "Experiment",
     "data": """
-        Arrays BalancedDirichlet BatchView BreastCancer ClassMismatch ClassSkew
-        ClientDirichlet ClientTypes Columns Compose DataSource Datasets Dirichlet
-        ExtendedDirichlet FeatureMask FederatedDataModule FederatedSplit FromFile
-        FromLightning FullyLabeledClients GaussianNoise Iid ImageFolder ImageList ImageTable
-        LabeledClasses LoadedData LocalData MaskFolders NaturalClients PairedDirichlet
-        Partition PerSample Pooled Scaling Shards Signals SiteFolders SplitRequest
-        Stratified Table TimeMask Views Visits
+        Arrays BalancedDirichlet BatchView BreastCancer ClassMismatch ClassSkew ClientDirichlet
+        ClientTypes Columns Compose DataSource Datasets Dirichlet ExtendedDirichlet FeatureMask
+        FederatedDataModule FederatedSplit FlowerPartitions FromFile FromLightning
+        FullyLabeledClients GaussianNoise Iid ImageFolder ImageList ImageTable LabeledClasses
+        LoadedData LocalData MaskFolders NaturalClients PairedDirichlet Partition PerSample Pooled
+        Scaling Shards Signals SiteFolders SplitRequest Stratified Table TimeMask Views Visits
     """,
     "models": """
         AlexNet Backbone CNN CNN13 EMNISTCNN MLP Network NetworkFactory NormKind RandomKernels

@@ -13,6 +13,7 @@ from lightning_fedssl.callbacks.labels_alone import CHOSEN
 from lightning_fedssl.cli.parser import ConfigFile, Parser
 from lightning_fedssl.export import export, network_of
 from lightning_fedssl.export.description import dtype_of
+from lightning_fedssl.export.hub import push_to_hub
 from lightning_fedssl.storage import checkpoint_file
 
 DESCRIPTION = """\
@@ -21,11 +22,22 @@ torch, torchvision, timm and peft are built; your own where --trust names their 
 
   lightning-fedssl export --config semifl_digits.yaml --ckpt_path best --format hub \\
       --output my_model
+  lightning-fedssl export --config semifl_digits.yaml --format hub --push_to_hub you/your-model
 """
 
 FORMAT = """\
-safetensors: weights and model.json. torch_export: model.pt2, which needs PyTorch alone. onnx:
-model.onnx. hub: a folder for a model hub, with a model card."""
+safetensors: weights and model.json. torch_export: model.pt2, which needs PyTorch alone.
+onnx: model.onnx. hub: a folder for a model hub, with a model card."""
+
+TEXTS = {
+    "ckpt_path": "A checkpoint, or best or last of the newest run; left out: its chosen.ckpt "
+    "(LabelsAlone), else best.",
+    "output": "Output folder; default: export/ in the run.",
+    "push_to_hub": "Upload what is written to this repository of Hugging Face's hub, such as "
+    "you/your-model, best with --format hub; a new repository is private.",
+    "default_root_dir": "Folder to search for best and last.",
+}
+"""Options that take a text, and their help."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -53,8 +65,12 @@ def main(arguments: Sequence[str]) -> int:
         f"read: {checkpoint}, {description['algorithm'].rpartition('.')[2]}, round "
         f"{description['rounds']}"
     )
-    for path in export(network, description, folder, options.format):
+    paths = export(network, description, folder, options.format)
+    for path in paths:
         print(f"written: {path}")
+    if options.push_to_hub:
+        push_to_hub(options.push_to_hub, paths)
+        print(f"uploaded: https://huggingface.co/{options.push_to_hub}")
     trained = description.get("trained_dtype")
     written = dtype_of(network)
     if trained not in (None, written):
@@ -86,37 +102,20 @@ def parser() -> Parser:
         help="A file with these keys, or a configuration of fit.",
     )
     made.add_argument(
-        "--ckpt_path",
-        type=str | None,
-        default=None,
-        help="A checkpoint, or best or last of the newest run; left out: its chosen.ckpt "
-        "(LabelsAlone), else best.",
-    )
-    made.add_argument(
         "--format",
         type=Literal["safetensors", "torch_export", "onnx", "hub"],
         default="safetensors",
         help=FORMAT,
     )
-    made.add_argument(
-        "--output",
-        type=str | None,
-        default=None,
-        help="Output folder; default: export/ in the run.",
-    )
-    made.add_argument(
-        "--default_root_dir",
-        type=str | None,
-        default=None,
-        help="Folder to search for best and last.",
-    )
+    for name, text in TEXTS.items():
+        made.add_argument(f"--{name}", type=str | None, help=text)
     made.add_argument(
         "--trust",
         nargs="+",
         default=[],
         help="Modules of your own whose classes and functions the checkpoint may name.",
     )
-    made.add_argument("--trainer", type=dict[str, Any] | None, default=None, help=argparse.SUPPRESS)
+    made.add_argument("--trainer", type=dict[str, Any] | None, help=argparse.SUPPRESS)
     for unread in ("seed_everything", "model", "data"):
-        made.add_argument(f"--{unread}", type=Any, default=None, help=argparse.SUPPRESS)
+        made.add_argument(f"--{unread}", type=Any, help=argparse.SUPPRESS)
     return made

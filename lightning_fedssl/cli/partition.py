@@ -176,7 +176,6 @@ def _write_csv(path: Path, statistics: PartitionStatistics) -> None:
     ]
     unknown = [] if statistics.unknown_counts is None else [statistics.unknown_counts[:, None]]
     names = [f"{kind}_{k}" for kind in ("labeled", "unlabeled") for k in classes]
-    rows: list[list[object]] = [["client", *names, *["unknown"] * len(unknown)]]
-    for client, row in enumerate(torch.cat([*counts, *unknown], dim=1).tolist()):
-        rows.append([client, *row])
-    write_table(path, rows)
+    rows = enumerate(torch.cat([*counts, *unknown], dim=1).tolist())
+    head = ["client", *names, *["unknown"] * len(unknown)]
+    write_table(path, [head, *([client, *row] for client, row in rows)])

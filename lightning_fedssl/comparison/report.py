@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +21,7 @@ from lightning_fedssl.comparison.results import Row, curve, pseudo_labels, summa
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
 from lightning_fedssl.comparison.verdicts import FEWEST, paired, verdict
 from lightning_fedssl.functional.by_name import mapped
-from lightning_fedssl.storage.files import replace_file
+from lightning_fedssl.storage.files import replace_file, write_table
 
 if TYPE_CHECKING:
     from lightning_fedssl.task import Task
@@ -340,12 +338,8 @@ def _plain(row: Row) -> dict[str, str]:
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write rows; the columns are those of all rows, in the order in which they first appear."""
-    text = io.StringIO()
-    columns = dict.fromkeys(name for row in rows or [{"label": ""}] for name in row)
-    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    _write_text(path, text.getvalue())
+    columns = list(dict.fromkeys(name for row in rows or [{"label": ""}] for name in row))
+    write_table(path, [columns, *([row.get(name, "") for name in columns] for row in rows)])
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -23,6 +23,7 @@ from lightning_fedssl.data.partition.by_client import BalancedDirichlet, Extende
 from lightning_fedssl.data.partition.class_skew import ClassSkew
 from lightning_fedssl.data.partition.client_types import ClientTypes
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
+from lightning_fedssl.data.partition.flower import FlowerPartitions
 from lightning_fedssl.data.partition.labels_at_clients import (
     ClassMismatch,
     LabeledClasses,
@@ -63,6 +64,7 @@ __all__ = [
     "FeatureMask",
     "FederatedDataModule",
     "FederatedSplit",
+    "FlowerPartitions",
     "FromFile",
     "FromLightning",
     "FullyLabeledClients",

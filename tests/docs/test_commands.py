@@ -135,15 +135,12 @@ def test_the_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     import notebooks  # type: ignore[import-not-found]
 
-    names: dict[str, Any] = {"__name__": "notebook"}
     made = [cell["source"] for cell in notebooks.notebook(name)["cells"] if cell["cell_type"] == "code"]
     assert "".join(made).count("!lightning-fedssl") >= 2
     for source in made:
+        for command in commands(source.replace("!", "")) if source[0] == "!" else []:
+            run_command(command)
         if source.startswith("%%writefile"):
-            line, _, text = source.partition("\n")
-            Path(line.split()[1]).write_text(text)
-        elif source.startswith("!"):
-            for command in commands(source.replace("!", "")):
-                run_command(command)
-        elif not source.startswith("%"):
-            exec(compile(source, name, "exec"), names)
+            Path(source.split()[1]).write_text(source.partition("\n")[2])
+        elif source[0] not in "!%":
+            exec(compile(source, name, "exec"), {"__name__": "notebook"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -127,14 +128,6 @@ def test_torch_export_needs_neither_the_package_nor_the_class(tmp_path: Path, ru
     torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), evaluated(model, normalized(images)))
 
 
-@pytest.mark.parametrize("format", ["safetensors", "torch_export", "onnx", "hub"])
-def test_a_folder_that_cannot_be_written_is_named(run: tuple[SemiFL, Path], format: str) -> None:
-    if format == "onnx":
-        pytest.importorskip("onnxscript")
-    with pytest.raises(OSError, match="/proc"):
-        export(*network_of(run[1] / "last.ckpt"), Path("/proc"), format)
-
-
 @pytest.mark.parametrize(
     ("format", "name"), [("safetensors", "model.safetensors"), ("torch_export", "model.pt2"), ("onnx", "model.onnx")]
 )
@@ -158,17 +151,6 @@ def test_a_full_disk_leaves_the_older_file(
     assert (tmp_path / name).read_text() == "older"
 
 
-def test_the_hub_folder_has_a_card_with_results_and_citation(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:
-    network, description = network_of(run[1] / "last.ckpt")
-    names = {path.name for path in export(network, description, tmp_path, "hub")}
-    assert names == {"model.safetensors", "model.json", "config.json", "model.pt2", "README.md"}
-    card = (tmp_path / "README.md").read_text()
-    assert card.startswith("---\nlibrary_name: pytorch\n")
-    assert "torch.rand(1, 1, 8, 8)" in card
-    assert f"| val/accuracy | {description['metrics']['val/accuracy']:.4f} |" in card
-    assert "2106.01432" in card
-
-
 def test_hugging_faces_mixin_loads_a_saved_model(tmp_path: Path) -> None:
     hub = pytest.importorskip("huggingface_hub")
 
@@ -183,8 +165,27 @@ def test_hugging_faces_mixin_loads_a_saved_model(tmp_path: Path) -> None:
     assert len(loaded.convs[0].weight) == 3
     images = normalized(some_images())
     assert torch.equal(loaded(images), evaluated(model, images))
-    loaded.save_pretrained(tmp_path / "again")
-    assert torch.equal(HubCNN.from_pretrained(tmp_path / "again")(images), loaded(images))
+
+
+def test_the_hub_gets_what_was_written_with_a_card_or_it_is_said_what_is_missing(
+    tmp_path: Path, run: tuple[SemiFL, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder takes the place of the hub; without a login the network is not used."""
+    library = pytest.importorskip("huggingface_hub")
+    monkeypatch.setenv("HF_TOKEN", "")
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no_token"))
+    command = ["export", "--ckpt_path", str(run[1] / "last.ckpt"), "--output", str(tmp_path), "--format", "hub"]
+    assert main([*command, "--push_to_hub", "me/model"]) == 2
+    assert re.search("^error: push_to_hub me/model: .*no token found.*hf auth login", capsys.readouterr().err)
+    copied = []
+    monkeypatch.setattr(library.HfApi, "create_repo", lambda api, name, **options: copied.append(options["private"]))
+    monkeypatch.setattr(library.HfApi, "upload_folder", lambda api, **given: copied.extend(given["allow_patterns"]))
+    assert main([*command, "--push_to_hub", "me/model"]) == 0
+    assert copied == [True, "model.safetensors", "model.json", "config.json", "README.md", "model.pt2"]
+    card = (tmp_path / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: pytorch\n")
+    assert f"| val/accuracy | {load_network(tmp_path)[1]['metrics']['val/accuracy']:.4f} |" in card
+    assert all(words in card for words in ("2106.01432", "torch.rand(1, 1, 8, 8)"))
 
 
 def test_a_metric_without_a_value_is_null(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:
@@ -237,15 +238,6 @@ def test_onnx_gives_the_same_logits(tmp_path: Path, run: tuple[SemiFL, Path]) ->
     images = some_images()
     (logits,) = runtime.InferenceSession(path).run(None, {"images": images.numpy()})
     torch.testing.assert_close(torch.from_numpy(logits), evaluated(run[0], normalized(images)), atol=1e-5, rtol=1e-4)
-
-
-def test_onnx_without_its_packages_names_them(
-    tmp_path: Path, run: tuple[SemiFL, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lightning_fedssl.export.formats.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r'pip install "\.\[onnx\]"'):
-        export(*network_of(run[1] / "last.ckpt"), tmp_path / "out", "onnx")
-    assert not (tmp_path / "out").exists()
 
 
 def test_export_names_the_checkpoint_that_it_has_read(

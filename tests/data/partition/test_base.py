@@ -26,6 +26,7 @@ from lightning_fedssl.data.partition.base import (
 )
 from lightning_fedssl.data.partition.class_skew import ClassSkew
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
+from lightning_fedssl.data.partition.flower import FlowerPartitions
 from lightning_fedssl.data.partition.natural import FullyLabeledClients
 from lightning_fedssl.data.partition.pooled import Pooled
 from lightning_fedssl.data.partition.statistics import statistics
@@ -379,3 +380,15 @@ def test_a_rule_may_give_arrays_and_lists() -> None:
     data = ToyData(partition=Assigns([np.array([3, 1]), []]), num_clients=2, num_labels=3, validation=0)
     data.setup("fit")
     assert data.statistics.sizes.tolist() == [2, 0]
+
+
+def test_partitioners_of_flower_divide_the_pool() -> None:
+    """The second draw of one object is the first: flwr-datasets takes a data set once."""
+    flwr = pytest.importorskip("flwr_datasets.partitioner")
+    rule = flwr.PathologicalPartitioner(10, "label", 2, class_assignment_mode="deterministic")
+    partition = FlowerPartitions(rule)
+    first, again = ([client.unlabeled.tolist() for client in draw(partition, CIFAR_LABELS).clients] for _ in range(2))
+    assert first == again
+    assert [len(CIFAR_LABELS[client].unique()) for client in first] == [2] * 10
+    with pytest.raises(ValueError, match=r"\(klass\) not in .* in the column label"):
+        draw(FlowerPartitions(flwr.DirichletPartitioner(10, "klass", alpha=1)), CIFAR_LABELS)
