@@ -75,7 +75,7 @@ def test_update_of_one_plain_step_points_along_the_gradient_on_all_data(tmp_path
 
 def test_measuring_leaves_a_client_s_teacher_alone(tmp_path: Path) -> None:
     """The local teacher of FedSwitch follows every step of a client, and so would those of the measurement."""
-    make = partial(toy_fedswitch, source="teacher", client_teacher_decay=0.5)
+    make = partial(toy_fedswitch, beta=0, client_teacher_decay=0.5)
     _, plain = fitted(tmp_path / "plain", make=make)
     trainer, measured = fitted(tmp_path / "measured", GradientDiversity("gradient"), make=make)
     assert_same(weights(plain), weights(measured))
