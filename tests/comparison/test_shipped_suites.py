@@ -120,12 +120,6 @@ def test_pooled_fixmatch_of_fedrgd_has_448_unlabelled_images_a_step_and_fedrgd_s
     assert found == [(300, 5), (40, 5), (100, 0)]  # epochs of 1,024 steps, and those of the warm-up
 
 
-def test_labels_at_emnist_s_users_have_the_code_s_rate_without_a_warm_up() -> None:
-    models = [config["model"]["init_args"] for config in settings("fedrgd_tables", "Appendix H")]
-    assert [model["optimizer"]["init_args"]["lr"] for model in models] == [0.01, 0.01]
-    assert [model["schedule"]["init_args"]["warmup_rounds"] for model in models] == [0, 0]
-
-
 def test_fig_3_of_semi_sfl_has_the_paper_s_steps() -> None:
     both, alone = settings("semisfl_sweeps", "Fig. 3")
     model, rounds = both["model"]["init_args"], both["trainer"]["max_rounds"]
