@@ -1,6 +1,6 @@
-"""Writes docs/results.md and benchmarks/results/claims.csv: ``python docs/build_results.py``.
+"""Writes docs/results.md, docs/leaderboard.md and benchmarks/results/claims.csv: ``python docs/build_results.py``.
 
-Both come from docs/claims.yaml, which says what the papers claim and where our runs are, and from the CSVs in
+All come from docs/claims.yaml, which says what the papers claim and where our runs are, and from the CSVs in
 benchmarks/results. The page has the claims with the key ``show``; claims.csv has every one.
 """
 
@@ -23,6 +23,7 @@ IN_PER_CENT = ("fed_shvr_table1.csv", "fed_shvr_table1_gpu.csv")
 """Files whose accuracies are in per cent; the others have them from 0 to 1."""
 
 CLAIMS = "| claim | the paper says | ours | verdict | above the best labels alone | command |"
+LEADERBOARD = "| method | ours, mean of the seeds | above *{bound}* | seeds | published |"
 
 RUN = ("group", "label", "claim", "dataset", "partition", "method", "cell", "split", "variant", "run", "seed")
 """Columns that tell runs apart in a file with a row for each round."""
@@ -179,6 +180,36 @@ def sections(claims: Sequence[Mapping[str, Any]], rows: list[dict[str, str]]) ->
         yield "\n\n".join([f"## {paper['paper']}", text, "\n".join(table), f"{picture}<br>\n{tried}"])
 
 
+def standings(board: Mapping[str, Any]) -> list[str]:
+    """The table of a setting of the leaderboard, best method first; bounds are in italics."""
+    with (RESULTS / board["csv"]).open(newline="", encoding="utf-8") as file:
+        labels = {row["label"]: row["role"] for row in csv.DictReader(file)}
+    found = {label: accuracies(board["csv"], {"label": label}) for label in labels}
+    bound = found[board["bound"]]
+    rows = []
+    for label, values in sorted(found.items(), key=lambda item: -statistics.mean(item[1].values())):
+        above = [value - bound[seed] for seed, value in values.items() if seed in bound]
+        name = f"*{label}*" if labels[label] == "bound" else label
+        gain = difference(above) if label != board["bound"] else ""
+        published = board["published"].get(label, "")
+        rows.append(f"| {name} | {statistics.mean(values.values()):.1f} | {gain} | {len(values)} | {published} |")
+    return [LEADERBOARD.format(bound=board["bound"]), "|---" * 5 + "|", *rows]
+
+
+def write_leaderboard(page: Path) -> None:
+    """Write the page of the leaderboard.
+
+    Args:
+        page: Its file.
+    """
+    content = yaml.safe_load((DOCS / "claims.yaml").read_text(encoding="utf-8"))["leaderboard"]
+    parts = [content["introduction"]]
+    for board in content["settings"]:
+        parts += [f"## {board['title']}", board["text"], "\n".join(standings(board)), board["after"]]
+    text = "\n\n".join(part.strip() for part in [*parts, content["how"]])
+    page.write_text(f"{text}\n", encoding="utf-8")
+
+
 def write(page: Path, table: Path) -> None:
     """Write the page and the CSV.
 
@@ -198,3 +229,4 @@ def write(page: Path, table: Path) -> None:
 
 if __name__ == "__main__":
     write(DOCS / "results.md", RESULTS / "claims.csv")
+    write_leaderboard(DOCS / "leaderboard.md")

@@ -37,6 +37,8 @@ def test_the_results_page_is_that_of_the_csv_files(monkeypatch: pytest.MonkeyPat
     page = tmp_path / "results.md"
     build_results.write(page, tmp_path / "claims.csv")
     assert page.read_text() == (ROOT / "docs" / "results.md").read_text(), "run python docs/build_results.py"
+    build_results.write_leaderboard(page)
+    assert page.read_text() == (ROOT / "docs" / "leaderboard.md").read_text(), "run python docs/build_results.py"
 
 
 def test_a_round_takes_the_path_of_the_page_on_architecture(tmp_path: Path) -> None:
