@@ -120,24 +120,6 @@ def test_pooled_fixmatch_of_fedrgd_has_448_unlabelled_images_a_step_and_fedrgd_s
     assert found == [(300, 5), (40, 5), (100, 0)]  # epochs of 1,024 steps, and those of the warm-up
 
 
-def test_fig_3_of_semi_sfl_has_the_paper_s_steps() -> None:
-    both, alone = settings("semisfl_sweeps", "Fig. 3")
-    model, rounds = both["model"]["init_args"], both["trainer"]["max_rounds"]
-    assert model["server_steps"] * model["pretrain_rounds"] == 5000
-    joint = rounds - model["pretrain_rounds"]
-    assert (model["server_steps"] * joint, model["client_steps"] * joint) == (20000, 20000)
-    assert alone["trainer"]["max_rounds"] == rounds
-    assert alone["model"]["init_args"]["client_steps"] == 0
-
-
-def test_fig_4_of_semi_sfl_watches_a_loss_that_can_fall_to_its_threshold() -> None:
-    found = settings("semisfl_sweeps", "Fig. 4")
-    assert {config["model"]["init_args"]["server_steps"] for config in found} == {10, 20, 40, 80, 160}
-    for config in found:
-        (rule,) = config["trainer"]["callbacks"]
-        assert rule["init_args"] == {"threshold": 0.01, "window": 10, "monitor": "server/cross_entropy"}
-
-
 ONE_CLIENT = ["--data.num_clients=1", "--trainer.clients_per_round=1"]
 OF_ANOTHER_METHOD = {
     ("svhn_1000", "1000 labels alone, SVHNCNN"): ["--data.num_labels=20"],
