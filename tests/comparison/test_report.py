@@ -119,10 +119,10 @@ def test_a_table_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.Mon
     report.write_csv_files(tmp_path, suite, outcomes)
     before = (tmp_path / "results.csv").read_text()
 
-    def full(self: Path, text: str, **kwargs: object) -> None:
-        raise OSError(28, "No space left on device", str(self))
+    def full(file: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr("csv.writer", full)
     with pytest.raises(OSError, match="No space left"):
         report.write_csv_files(tmp_path, suite, outcomes[:2])
     assert (tmp_path / "results.csv").read_text() == before
