@@ -15,7 +15,7 @@ from lightning_fedssl.storage import checkpoint_file
 from tests.toy import ToyData, toy_semifl, toy_trainer
 
 FEDERATION: dict[str, Any] = {
-    "parameters": {}, "buffers": {}, "momentum": {}, "extra": {}, "server_optimizer": {}, "clients": {},
+    "parameters": {}, "buffers": {}, "extra": {}, "server_optimizer": {}, "clients": {},
     "client_states_left_out": False, "version": 0, "states": {},
 }  # fmt: skip
 OTHERS = {
@@ -130,7 +130,7 @@ def test_other_files_and_missing_files_are_named(tmp_path: Path) -> None:
         ({"callbacks": {3: {}}}, r"checkpoint\['callbacks'\]\[3\] is missing"),
         ({"model": {}}, r"checkpoint\['model'\]\['algorithm'\] is missing"),
         ({"federation": {**FEDERATION, "clients": 5}}, r"checkpoint\['federation'\]\['clients'\] is missing"),
-        ({"federation": {**FEDERATION, "momentum": {"w": "x"}}}, r"\['momentum'\]\['w'\] is missing"),
+        ({"federation": {**FEDERATION, "server_optimizer": {"w": "x"}}}, r"\['server_optimizer'\]\['w'\] is missing"),
         ({"format": 1}, "has the format 1"),
     ],
 )
