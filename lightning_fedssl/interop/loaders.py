@@ -102,6 +102,11 @@ class LoaderData(FederatedDataModule):
         """None that are known, ``(0,)``."""
         return _NONE
 
+    @property
+    def test_labels(self) -> Tensor:
+        """None that are known, ``(0,)``."""
+        return _NONE
+
     def evaluation_batches(self, stage: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """The stage with its loaders as one batch; none without loaders."""
         loaders = self.evaluated[stage]
