@@ -23,7 +23,7 @@ from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.metrics import Metrics
+    from lightning_fedssl.metrics.rounds import Metrics
     from lightning_fedssl.run import Run
 
 

@@ -55,7 +55,7 @@ def test_the_noise_of_a_deployment_is_not_that_of_its_seed(tmp_path: Path) -> No
 
 def test_a_deployment_refuses_simulated_attackers_and_a_minimum_of_answers(tmp_path: Path) -> None:
     make, data = METHODS["FedAvg"]
-    with pytest.raises(ValueError, match=r"trainer\.attack simulates"):
+    with pytest.raises(ValueError, match="SignFlip simulates"):
         server_of(tmp_path, grid_of(tmp_path, "FedAvg"), updates=[SignFlip()]).fit(make(), data())
     with pytest.raises(ValueError, match="min-clients is 2"):
         deployed(tmp_path, CentralDP(delta=1e-3, noise_multiplier=1.0), min_clients=2)
