@@ -15,6 +15,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.callback import FederatedCallback, at_least
 from lightning_fedssl.state import load_state
 from lightning_fedssl.storage.files import write_table
+from lightning_fedssl.task import Classification
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -66,12 +67,13 @@ class ClientEvaluation(FederatedCallback):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Forget the test images of other data.
 
-        Refuse data loaders, whose samples may have no class.
+        Refuse data loaders and tasks whose samples have no single class.
         """
-        if not trainer.datamodule.class_names:
+        data = trainer.datamodule
+        if not data.class_names or not isinstance(data.task, Classification):
             raise ValueError(
-                "trainer.callbacks: ClientEvaluation needs class labels, which data loaders do "
-                "not show: leave it out"
+                "trainer.callbacks: ClientEvaluation needs one class label for each sample, which "
+                "data loaders do not show and other tasks do not have: leave it out"
             )
         self._indices = []
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.checkpoint import DECLINE
+from lightning_fedssl.task import Classification
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -153,7 +154,8 @@ class CollapseDetector(FederatedCallback):
 
     def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
         """Warn if the scalars of the round show a collapse."""
-        for symptom in SYMPTOMS:
+        # Of pixels and of several labels most may be of one class and right.
+        for symptom in SYMPTOMS if isinstance(trainer.datamodule.task, Classification) else ():
             if (
                 symptom.share in metrics
                 and metrics.get(symptom.number, FEWEST_LABELS) >= FEWEST_LABELS

@@ -28,15 +28,16 @@ class Dashboard(FederatedCallback):
     ) -> None:
         """Write the row.
 
-        An interrupted run gets no row, because it has no test accuracy.
+        An interrupted run gets no row, because it has no test result.
         """
-        accuracy = trainer.callback_metrics.get("test/accuracy")
-        if accuracy is None:
+        name = f"test/{trainer.datamodule.task.monitor}"
+        result = trainer.callback_metrics.get(name)
+        if result is None:
             return
         from torch.utils.tensorboard.summary import hparams
 
         row = {"method": type(algorithm).__name__, "seed": trainer.seed, **trainer.table_row}
         for logger in trainer.loggers if trainer.is_global_zero else ():
             if isinstance(logger, TensorBoardLogger):
-                for summary in hparams(row, {"test/accuracy": float(accuracy)}):
+                for summary in hparams(row, {name: float(result)}):
                     logger.experiment.file_writer.add_summary(summary)

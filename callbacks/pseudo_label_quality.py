@@ -162,7 +162,7 @@ class PseudoLabelQuality(FederatedCallback):
         table = _table(truth, labels, mask, trainer.datamodule.num_classes)
         self._tables[client] = self._tables.get(client, 0) + table
         if partly_unknown:  # else no test, which would wait for the device
-            known = truth >= 0
+            known = truth.flatten() >= 0
             right = right[known]
             mask = mask[known]
             if not len(right):

@@ -31,6 +31,7 @@ class Task(ABC):
         larger_is_better: Whether a larger value of the first metric is better.
         is_share: Whether the first metric is a share from 0 to 1, which tables show in per cent.
         fewest_classes: The smallest number of classes, or of outputs.
+        outputs: What a network's outputs are, for those who read an exported model.
         per_pixel: Whether every pixel has a target. Then weak views move an image and its target
             alike, and strong views change colours but move nothing beyond their weak view.
     """
@@ -40,6 +41,7 @@ class Task(ABC):
     is_share: ClassVar[bool] = True
     fewest_classes: ClassVar[int] = 1
     per_pixel: ClassVar[bool] = False
+    outputs: ClassVar[str] = "logits; a softmax over the classes gives their probabilities"
 
     @property
     def monitor(self) -> str:
@@ -119,6 +121,10 @@ class Task(ABC):
     @abstractmethod
     def probabilities(self, outputs: Tensor) -> Tensor:
         """What ``predict`` returns and metrics see, in the shape of ``outputs``."""
+
+    def unit(self) -> dict[str, float]:
+        """The ``mean`` and ``std`` by which outputs become numbers in the unit of the data."""
+        return {}
 
     def distances(self, outputs: Tensor, others: Tensor) -> Tensor:
         """The mean squared distance between two predictions of each sample: ``(n,)``."""
@@ -303,6 +309,7 @@ class Segmentation(_Softmax):
 
     metrics = ("iou", "dice")
     per_pixel = True
+    outputs = "logits of each pixel; a softmax over the classes gives their probabilities"
 
     def checked(self, targets: Tensor, num_classes: int, who: str, least: int = 0) -> Tensor:
         """See the base class; -1 marks pixels that do not count, in every part of the data."""
@@ -339,6 +346,7 @@ class MultiLabel(Task):
     """
 
     metrics = ("average_precision", "f1")
+    outputs = "logits; the sigmoid of each is the probability of its class"
 
     def checked(self, targets: Tensor, num_classes: int, who: str, least: int = 0) -> Tensor:
         """See the base class."""
@@ -415,6 +423,7 @@ class Regression(Task):
     metrics = ("mae", "r2")
     larger_is_better = False
     is_share = False
+    outputs = "numbers in the unit of the data (of model.safetensors after target_normalization)"
 
     def __init__(self, mean: float = 0.0, std: float = 1.0, bins: int = 5) -> None:
         if std <= 0 or bins < 1:
@@ -466,6 +475,10 @@ class Regression(Task):
     def probabilities(self, outputs: Tensor) -> Tensor:
         """The predicted numbers, in the unit of the data."""
         return outputs * self.std + self.mean
+
+    def unit(self) -> dict[str, float]:
+        """See the base class."""
+        return {"mean": float(self.mean), "std": float(self.std)}
 
     def distances(self, outputs: Tensor, others: Tensor) -> Tensor:
         """See the base class; in units of ``std``."""

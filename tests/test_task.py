@@ -18,16 +18,17 @@ from torch.utils.data import TensorDataset
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import FL2, SAGE, UDA, FedAvg, FedRGD, FixMatch, MeanTeacher, SemiFL, Supervised
-from lightning_fedssl.callbacks import LabelsAlone
+from lightning_fedssl.callbacks import ClientEvaluation, LabelsAlone
 from lightning_fedssl.data import FederatedDataModule, ImageTable, MaskFolders, Table
 from lightning_fedssl.data.augment.views import make_views
-from lightning_fedssl.export import load_network
+from lightning_fedssl.export import export, load_network
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.metrics.evaluation import EvaluationMetrics
 from lightning_fedssl.models import CNN, UNet, build_network
 from lightning_fedssl.state import Batch
 from lightning_fedssl.task import Classification, MultiLabel, Regression, Segmentation, Task
 from lightning_fedssl.trainer import FederatedTrainer
+from lightning_fedssl.updates import Attack, LabelFlip, PseudoLabelPoison
 from tests.toy import SPEC, evaluated, images_of, sgd
 
 LOG3 = math.log(3)
@@ -462,3 +463,28 @@ def test_predictions_and_the_bound_follow_the_task(task: Task, tmp_path: Path) -
         rows = (folder / "predictions.csv").read_text().splitlines()
         assert (rows[0], len(rows)) == ("image,0,1,2", 41)
         assert float(rows[1].split(",")[2]) == pytest.approx(float(predicted[0, 1]), rel=1e-5)
+
+
+@pytest.mark.parametrize("attack", [LabelFlip(), PseudoLabelPoison()], ids=lambda attack: type(attack).__name__)
+def test_attacks_on_classes_refuse_other_tasks(attack: Attack) -> None:
+    with pytest.raises(ValueError, match=f"{type(attack).__name__} gives"):
+        attack.check_data(data_of(Regression()))
+
+
+def test_accuracy_by_client_refuses_other_tasks() -> None:
+    with pytest.raises(ValueError, match="ClientEvaluation needs one class"):
+        trained(FedAvg, Regression(), {"callbacks": [ClientEvaluation()]})
+
+
+def test_an_exported_model_predicts_in_the_unit_of_the_data(tmp_path: Path) -> None:
+    """The network says 0 or 1 for the mean 50 or one std of 10 above it; the exported program says 50 or 60."""
+    task = Regression(mean=50, std=10)
+    run = trained(Supervised, task, {"default_root_dir": tmp_path, "logger": True})
+    network, description = load_network(Path(str(run.log_dir)) / "checkpoints")
+    assert description["target_normalization"] == {"mean": 50.0, "std": 10.0}
+    export(network, description, tmp_path / "hub", "hub")
+    images = torch.rand(3, 1, 8, 8)
+    mean, std = (torch.tensor(v).reshape(1, -1, 1, 1) for v in description["normalization"].values())
+    program = torch.export.load(tmp_path / "hub/model.pt2").module()
+    torch.testing.assert_close(program(images), 50 + 10 * network((images - mean) / std))
+    assert "unit of the data" in (tmp_path / "hub/README.md").read_text()

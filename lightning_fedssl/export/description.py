@@ -35,7 +35,8 @@ def describe_model(
     The keys are ``format`` (1), ``package`` and ``version``, ``algorithm`` (class path),
     ``network`` (class path, ``init_args``, ``num_classes``, ``in_shape``, and with a target for
     every pixel ``out_shape``; the path is None for a network that has no import path),
-    ``data_set``, ``task``, ``class_names``, ``input`` (``pixels``, scaled to 0..1, or ``numbers``
+    ``data_set``, ``task``, ``outputs`` (what they mean), of numbers ``target_normalization``,
+    ``class_names``, ``input`` (``pixels``, scaled to 0..1, or ``numbers``
     as the data set holds them), ``normalization`` (mean and standard deviation of the input per
     channel or feature), ``resize`` (how image files get the size of
     ``in_shape``; None for other samples), ``trained_dtype`` (the type of the weights in the run),
@@ -84,8 +85,11 @@ def describe_data(data: FederatedDataModule) -> dict[str, Any]:
     Args:
         data: The data.
     """
+    unit = data.task.unit()
     return {
         "task": type(data.task).__name__,
+        "outputs": data.task.outputs,
+        **({"target_normalization": unit} if unit else {}),
         "class_names": list(data.spec.class_names),
         "input": "pixels" if data.spec.pixels and data.backbone is None else "numbers",
         "normalization": _by_name(data.input_normalization),

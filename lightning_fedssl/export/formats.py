@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,32 +21,39 @@ FORMATS = ("safetensors", "torch_export", "onnx", "hub")
 
 class NormalizedNetwork(nn.Module):
     """A network with the normalisation in front: it takes pixels scaled to 0..1, or numbers as the
-    data set holds them.
+    data set holds them, and measured numbers are predicted in the unit of the data.
 
     Args:
         network: The trained network.
         mean: Mean per first dimension of a sample: channel or feature.
         std: Standard deviation, likewise.
         dimensions: Dimensions of a sample: 3 for images, 2 for signals, 1 for tables.
+        unit: ``mean`` and ``std`` of predicted numbers, empty of logits.
     """
 
     mean: Tensor
     std: Tensor
 
     def __init__(
-        self, network: nn.Module, mean: list[float], std: list[float], dimensions: int = 3
+        self,
+        network: nn.Module,
+        mean: list[float],
+        std: list[float],
+        dimensions: int = 3,
+        unit: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__()
         self.network = network
+        self.unit = dict(unit or {})
         weight = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
         for name, values in (("mean", mean), ("std", std)):
             tensor = torch.tensor(values, dtype=weight.dtype, device=weight.device)
             self.register_buffer(name, tensor.reshape(-1, *[1] * (dimensions - 1)))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits ``(batch, classes)`` of samples ``(batch, ...)``."""
-        logits: Tensor = self.network((images - self.mean) / self.std)
-        return logits
+        """Logits ``(batch, classes)``, or predicted numbers, of samples ``(batch, ...)``."""
+        outputs: Tensor = self.network((images - self.mean) / self.std)
+        return outputs * self.unit["std"] + self.unit["mean"] if self.unit else outputs
 
 
 def export(network: nn.Module, description: Description, folder: Path, format: str) -> list[Path]:
@@ -56,7 +64,8 @@ def export(network: nn.Module, description: Description, folder: Path, format: s
         description: What :func:`~lightning_fedssl.export.describe_model` returned.
         folder: The output folder; it is made.
         format: ``safetensors``; ``torch_export``: ``model.pt2``, which PyTorch runs without the
-            network's class; ``onnx``: ``model.onnx``, with input ``images`` and output ``logits``;
+            network's class; ``onnx``: ``model.onnx``, with input ``images`` and output ``logits``
+            (or the predicted numbers);
             ``hub``: the files of the first two and a model card.
 
     Returns:
@@ -121,6 +130,7 @@ def _with_example(
     mean = description["normalization"]["mean"]
     std = description["normalization"]["std"]
     in_shape = description["network"]["in_shape"]
-    whole = NormalizedNetwork(network, mean, std, len(in_shape)).eval()
+    unit = description.get("target_normalization")
+    whole = NormalizedNetwork(network, mean, std, len(in_shape), unit).eval()
     images = torch.full((2, *in_shape), 0.5, dtype=whole.mean.dtype)
     return whole, images, {"images": {0: torch.export.Dim("batch")}}

@@ -20,16 +20,16 @@ method {method} of the package lightning-fedssl {version}.
 |---|---|
 {results}
 
-`model.pt2` needs PyTorch alone, and has the normalisation inside; it takes {inputs} `(batch,
+`model.pt2` needs PyTorch alone, and has all normalisation inside; it takes {inputs} `(batch,
 {shape})`:
 
 ```python
 import torch
-logits = torch.export.load("model.pt2").module()(torch.rand(1, {shape}))
+outputs = torch.export.load("model.pt2").module()(torch.rand(1, {shape}))
 ```
 
-Classes ({task}), in the order of the logits: {class_names}. `model.safetensors` holds the weights
-under the network's own names, for samples that were normalised as `model.json` says.
+Outputs ({task}), in this order: {class_names}. They are {outputs}. `model.safetensors` holds the
+weights under the network's own names, for samples that were normalised as `model.json` says.
 {privacy}
 {citation}
 """

@@ -256,7 +256,7 @@ def load_model(trainer: Run, path: Path) -> checkpoint_file.Checkpoint:
 _OF_END = ("test/", "bound/")
 """The beginnings of the scalars of a run's end."""
 
-_OF_SAMPLES = ("task", "class_names", "input", "normalization")
+_OF_SAMPLES = ("task", "class_names", "input", "normalization", "target_normalization")
 
 
 def origin_of(trainer: Run) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.by_name import mapped
 from lightning_fedssl.run import Run
+from lightning_fedssl.task import Classification
 from lightning_fedssl.updates.aggregators import require_a_mean
 from lightning_fedssl.updates.rule import Arrival, UpdateRule
 
@@ -207,11 +208,20 @@ class ALIE(Attack):
         )
 
 
+def _check_classes(attack: Attack, data: FederatedDataModule) -> None:
+    if not isinstance(data.task, Classification):
+        raise ValueError(
+            f"trainer.updates: {type(attack).__name__} gives samples other classes, which "
+            "data.task has not; SignFlip and ALIE attack every task"
+        )
+
+
 class LabelFlip(Attack):
     """Attackers train on the labels ``classes - 1 - y`` instead of y; for labels at the clients."""
 
     def check_data(self, data: FederatedDataModule) -> None:
         """The clients have labels; an attacker without any trains as usual."""
+        _check_classes(self, data)
         if data.label_location != "clients" or not data.class_names:
             raise ValueError(
                 "trainer.updates: LabelFlip needs labels at the clients (data.label_location: "
@@ -255,6 +265,7 @@ class PseudoLabelPoison(Attack):
 
     def check_data(self, data: FederatedDataModule) -> None:
         """The samples are images."""
+        _check_classes(self, data)
         if not data.spec.pixels or data.backbone is not None:
             raise ValueError(
                 "trainer.updates: PseudoLabelPoison changes 8-bit pixels, and these samples are "

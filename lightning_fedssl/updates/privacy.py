@@ -205,11 +205,6 @@ class CentralDP(UpdateRule):
             cohort,
         )
 
-    def calibrate(self, trainer: Run) -> Budget:
-        """The budget of all rounds of a run, with its noise multiplier."""
-        planned = self.plan(trainer)
-        return replace(planned, noise_multiplier=self._noise(planned, trainer.max_rounds))
-
     def _noise(self, planned: Budget, rounds: int) -> float:
         if self.noise_multiplier is not None or self.epsilon is None:
             return planned.noise_multiplier

@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 from lightning_fedssl.callbacks import CollapseDetector
+from lightning_fedssl.task import Classification, Segmentation, Task
 from tests.algorithms.helpers import toy_rgd
 from tests.toy import ToyData, toy_trainer
 
+ONE_CLASS = Classification()
 VAL = ("val/largest_class_share", "val/accuracy")
 
 
@@ -21,13 +23,14 @@ def warnings(
     course: list[dict[str, float]],
     images: int = 200,
     method: Any = None,
+    task: Task = ONE_CLASS,
     **kwargs: Any,
 ) -> list[str]:
     """What a detector warns of when it sees these scalars, round by round."""
     detector = CollapseDetector(**kwargs)
     with caplog.at_level(logging.WARNING):
         for number, metrics in enumerate(course, start=1):
-            data = SimpleNamespace(validation_labels=range(images))
+            data = SimpleNamespace(validation_labels=range(images), task=task)
             trainer = SimpleNamespace(round_index=number, is_global_zero=True, datamodule=data)
             detector.on_round_end(trainer, method, metrics)  # type: ignore[arg-type]
     return [record.getMessage() for record in caplog.records]
@@ -51,6 +54,10 @@ def test_a_collapse_is_named_once_and_again_after_a_recovery(caplog: pytest.LogC
 )
 def test_no_collapse_is_named(caplog: pytest.LogCaptureFixture, share: float, accuracy: float) -> None:
     assert warnings(caplog, rounds(*[(share, accuracy)] * 9)) == []
+
+
+def test_most_pixels_may_be_background(caplog: pytest.LogCaptureFixture) -> None:
+    assert not warnings(caplog, [{"pseudo_label/largest_class_share": 0.99}] * 9, task=Segmentation())
 
 
 def test_rounds_without_a_measurement_do_not_count(caplog: pytest.LogCaptureFixture) -> None:
@@ -77,7 +84,8 @@ def test_labels_of_one_class_are_named_where_nobody_knows_how_many_are_right(cap
 
 
 def test_a_resumed_run_counts_on() -> None:
-    detector, trainer = CollapseDetector(), SimpleNamespace(round_index=1, is_global_zero=True)
+    data = SimpleNamespace(task=ONE_CLASS)
+    detector, trainer = CollapseDetector(), SimpleNamespace(round_index=1, is_global_zero=True, datamodule=data)
     detector.on_round_end(trainer, None, rounds((1.0, 0.1))[0])  # type: ignore[arg-type]
     resumed = CollapseDetector()
     resumed.load_state_dict(detector.state_dict())
