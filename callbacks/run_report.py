@@ -24,6 +24,7 @@ from lightning_fedssl.report import FILE_NAME, page
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.data.datamodule import FederatedDataModule
     from lightning_fedssl.metrics.rounds import Metrics
     from lightning_fedssl.run import Run
     from lightning_fedssl.state import ClientUpdate, Direction
@@ -185,7 +186,7 @@ class RunReport(PhaseProfiler):
                 data=data,
                 history=trainer.folder.history,
                 written=time.strftime("%Y-%m-%d %H:%M:%S"),
-                error_of=partial(_error_of, len(data.test_labels)),
+                error_of=partial(_error_of, data),
                 chart=partial(page.chart, trainer.folder.history),
                 images=trainer.local_data(0).images if is_image and self.wrong else None,
                 command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -213,6 +214,7 @@ def _row(counts: dict[int, Tensor], client: int) -> Tensor:
     return counts.setdefault(client, torch.zeros(5, dtype=torch.int64))
 
 
-def _error_of(count: int, *accuracies: float) -> float:
+def _error_of(data: FederatedDataModule, *accuracies: float) -> float:
     """Half of the 95 % interval of an accuracy, or of the difference of two."""
+    count = len(data.test_labels)
     return _NORMAL * math.hypot(*(accuracy_error(float(value), count) for value in accuracies))

@@ -336,7 +336,7 @@ def test_corrections_cancel_after_every_round(tmp_path: Path) -> None:
     trainer = toy_trainer(tmp_path, clients_per_round=4, callbacks=watch, precision="64-true", logger=False)
     trainer.fit(toy_shvr(), data)
     assert watch.rounds == 3
-    assert len(watch.taus) == 2
+    assert len(watch.taus) > 1
 
 
 def test_one_client_is_local_sgd(tmp_path: Path) -> None:
