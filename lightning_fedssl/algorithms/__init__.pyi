@@ -340,7 +340,6 @@ class FedRGD(_FedRGD):
 class SelfTraining(_SelfTraining):
     def __init__(
         self,
-        share_weight: float = 0.5,
         server_phase: Literal["after", "before", "parallel"] = "parallel",
         server_steps: int | None = 1,
         *,
@@ -587,7 +586,6 @@ class PseudoLabel(_PseudoLabel):
 class SCAFFOLD(_SCAFFOLD, FedAvg):
     def __init__(
         self,
-        control_variate: bool = True,
         optimizer: OptimizerCallable = ...,
         client_weighting: Literal["samples", "uniform"] = "uniform",
         *,

@@ -28,6 +28,7 @@ OVERLAY_BASES = {
     "semisfl": "semisfl_cifar10_4000",
     "system": "semifl_digits",
     "images": "semifl_digits",
+    "pooled": "fixmatch_digits",
     "pretrained_images": "semifl_digits",
     "signals": "semifl_signals",
     "table2": "semifl_cifar10_4000",
