@@ -25,7 +25,7 @@ class Records:
         self.metrics: list[dict[str, float]] = []
         self.settings: list[Any] = []
 
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+    def log_metrics(self, metrics: Any, step: Any = None) -> None:
         self.metrics.append(metrics)
 
     def log_hyperparams(self, params: Any) -> None:
