@@ -409,7 +409,7 @@ def plateau(optimizer: Any) -> Any:
     ("federation", "trainer", "message"),
     [
         (lambda: LINE(plain()), {"updates": [LabelFlip(0.5)]}, "LabelFlip"),
-        (lambda: LINE(plain()), {"callbacks": [ClientEvaluation()]}, "ClientEvaluation needs class labels"),
+        (lambda: LINE(plain()), {"callbacks": [ClientEvaluation()]}, "ClientEvaluation needs one class label"),
         (lambda: LINE([DataLoader(TensorDataset(torch.ones(4, 3), torch.ones(4, 1)))]), {"clients_per_round": 1},
          r"clients\[0\], a batch of shapes \[\(1, 3\), \(1, 1\)\]: RuntimeError: .*mat1"),
         (lambda: FedAvg.from_lightning(Line(schedulers=plateau), plain()), {},
