@@ -192,7 +192,7 @@ class RunReport(PhaseProfiler):
                 command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
                 config=config.read_text(encoding="utf-8") if config.is_file() else "",
             )
-        except OSError as error:  # such as a full disk, which is no reason to end a run
+        except Exception as error:  # such as a full disk: a picture of a run must not end it
             _log.warning("%s cannot be written: %s", path, error)
         ended = time.perf_counter()
         self._next_write = ended + max(_PAUSE, _COST * (ended - started))

@@ -466,12 +466,9 @@ def test_predictions_and_the_bound_follow_the_task(task: Task, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("attack", [LabelFlip(), PseudoLabelPoison()], ids=lambda attack: type(attack).__name__)
-def test_attacks_on_classes_refuse_other_tasks(attack: Attack) -> None:
+def test_what_needs_one_class_refuses_other_tasks(attack: Attack) -> None:
     with pytest.raises(ValueError, match=f"{type(attack).__name__} gives"):
         attack.check_data(data_of(Regression()))
-
-
-def test_accuracy_by_client_refuses_other_tasks() -> None:
     with pytest.raises(ValueError, match="ClientEvaluation needs one class"):
         trained(FedAvg, Regression(), {"callbacks": [ClientEvaluation()]})
 

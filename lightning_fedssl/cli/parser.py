@@ -29,7 +29,8 @@ _UNKNOWN = re.compile(r"(arguments: --|[Oo]ption '|path string: |choice: ')([\w.
 
 _NOISE = re.compile(
     r"^ *(?:- )?(?:Does not validate against |Subtypes: |Errors:|Expected a <class "
-    r"'(?:NoneType|list)'>|Expected a path but |Given value type: |Given value: NestedArg)"
+    r"'NoneType'>|Expected a path but |Given value type: |Given value: NestedArg"
+    r"|Not of type Path: |Import path [\w.]+ does not correspond to a subclass of Lightning)"
     r".*(?:\n|$)|^\n",
     re.MULTILINE,
 )
@@ -174,8 +175,11 @@ class Parser(LightningArgumentParser):
         if kind.startswith("path"):
             classes = [*public_classes(), *vars(torch.optim), *vars(lightning.pytorch.callbacks)]
             known = {name.lower(): name for name in classes}
-        close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.65)
-        return f"; did you mean {known[close[0]]}?" if close else ""
+        strict = "NestedArg" in message
+        close = difflib.get_close_matches(name.lower(), known, 1, 0.65 + 0.1 * strict)
+        if close:
+            return f"; did you mean {known[close[0]]}?"
+        return "; name a class before its options" if strict else ""
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:

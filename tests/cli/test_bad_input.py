@@ -37,6 +37,7 @@ OPTIONS = [
     ("--model.treshold 0.5", "SemiFL|did you mean threshold?"),
     ("--model.threshold 2", "model.threshold|2"),
     ("--model.network MPL", "network|did you mean MLP?"),
+    ("--data.dataset.csv_file table.csv", "data.dataset|name a class before its options"),
     ("--model.network CNN --model.network.norm grouped", "norm|grouped|group"),
     ("--model.network torchvision.models.resnet18", "model.network|(1, 8, 8)"),
     ("--model.optimizer.lrr 0.1", "optimizer|did you mean lr?"),
