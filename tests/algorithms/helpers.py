@@ -12,6 +12,7 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import (
     EASGD,
     FL2,
@@ -20,6 +21,7 @@ from lightning_fedssl.algorithms import (
     UDA,
     CBAFed,
     DataSharing,
+    FedAvg,
     FedDB,
     FedMatch,
     FedRGD,
@@ -36,17 +38,15 @@ from lightning_fedssl.algorithms import (
     SemiSFL,
     Supervised,
 )
-from lightning_fedssl.callbacks import (
-    GlobalUpdateFrequency,
-)
+from lightning_fedssl.callbacks import GlobalUpdateFrequency
 from lightning_fedssl.data import ClassSkew, FullyLabeledClients, LabeledClasses, LocalData, Partition
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
 from lightning_fedssl.functional.optimizers import half_momentum
-from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.models import Network
-from lightning_fedssl.state import ClientUpdate
-from tests.toy import ToyData, labeled_clients, toy, toy_fedavg, toy_semifl, toy_trainer, weights
+from lightning_fedssl.state import ClientUpdate, ServerState
+from tests.toy import Method, ToyData, labeled_clients, toy, toy_fedavg, toy_round, toy_semifl, toy_trainer, weights
 
 SMALL: dict[str, Any] = {"server_steps": 3, "client_steps": 4, "threshold": 0.36}
 
@@ -324,3 +324,27 @@ class Given(Partition):
         parts = [(rows[:12], rows[:0]), (rows[:0], rows[12:40]), (rows[40:46], rows[46:80])]
         parts += [(rows[:0], rows[:0])] if self.empty else [(rows[80:82], rows[82:85])]
         return FederatedSplit(0, rows[:0], [ClientIndices(*part) for part in parts])
+
+
+def ready(algorithm: Method, data: ToyData) -> tuple[Method, ToyData]:
+    """A method in round 1 with its initial weights, and its data."""
+    data.setup()
+    algorithm.check_data(data)
+    algorithm.configure_model()
+    algorithm.server = ServerState.of(algorithm, algorithm.local_modules)
+    algorithm.current_round = toy_round()
+    return algorithm, data
+
+
+def started(algorithm: FederatedAlgorithm, data: ToyData, client: int = 0) -> tuple[LocalWork, LocalData]:
+    """A client's work in round 1, from the initial weights, and what it holds."""
+    _, data = ready(algorithm, data)
+    local = data.local_data(client, 1)
+    return algorithm.on_client_start(local), local
+
+
+class LabeledSteps(FedAvg):
+    """FedAvg with a number of steps."""
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        return labeled_work(data, steps=7)

@@ -66,10 +66,6 @@ def fitted(tmp_path: Path, algorithm: FederatedAlgorithm, data: ToyData, **kwarg
     return weights(algorithm)
 
 
-def test_the_page_has_the_files_that_it_speaks_of() -> None:
-    assert set(FILES) == {"own.yaml", "fedavg.py", "own_threshold.py", "confident.py", "halved.py"}
-
-
 def test_the_configuration_of_the_page_runs(folder: Path, tmp_path: Path) -> None:
     command = ["fit", "--config", str(folder / "own.yaml"), "--trainer.fast_dev_run", "true"]
     assert main([*command, "--trainer.default_root_dir", str(tmp_path)]) == 0

@@ -11,23 +11,13 @@ from lightning_fedssl.algorithms import DataSharing
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data import ClassSkew
 from lightning_fedssl.schedules import Constant
-from lightning_fedssl.state import ServerState
-from tests.algorithms.helpers import HAND_SPEC, HandData, hand_gradient, sharing_data, toy_sharing
-from tests.toy import Line, ToyData, toy_trainer
-
-
-def ready(**kwargs: Any) -> tuple[DataSharing, ToyData]:
-    algorithm, data = toy_sharing(**kwargs), sharing_data()
-    data.setup()
-    algorithm.check_data(data)
-    algorithm.configure_model()
-    algorithm.server = ServerState.of(algorithm)
-    return algorithm, data
+from tests.algorithms.helpers import HAND_SPEC, HandData, hand_gradient, ready, sharing_data, toy_sharing
+from tests.toy import Line, toy_trainer
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.5, 6), (1.0, 12)])
 def test_every_user_trains_on_its_own_images_and_its_share(share: float, count: int) -> None:
-    algorithm, data = ready(share=share)
+    algorithm, data = ready(toy_sharing(share=share), sharing_data())
     server = set(data.split.server_labeled.tolist())
     drawn = []
     for client in range(4):

@@ -189,7 +189,7 @@ def test_an_impossible_argument_is_refused_by_its_key(method: type[Any], wrong: 
         (SemiFL, partial(ToyData, num_labels="all"), "num_labels"), (FedSwitch, labeled_clients, "num_labels"),
         (FixMatch, partial(ToyData, num_labels="all"), "num_labels"), (FedSHVR, ToyData, "label_location"),
         (FedMatch, partial(ToyData, num_labels="all"), "num_labels"), (EASGD, ToyData, "label_location"),
-        (SAGE, ToyData, "label_location"),
+        (SAGE, ToyData, "label_location"), (FedDB, ToyData, "label_location"),
         (FedMatch, partial(ToyData, validation=0), "lr_patience"), (DataSharing, ToyData, "label_location"),
         (DataSharing, labeled_clients, "share"), (SemiSFL, labeled_clients, "label_location"),
         (FedRGD, partial(ToyData, num_labels="all"), "num_labels"), (Supervised, labeled_clients, "label_location"),

@@ -11,7 +11,7 @@ import torch
 from lightning_fedssl.algorithms.feddb import unbiased_weights
 from lightning_fedssl.state import ServerState
 from tests.algorithms.helpers import fitted, mixed_clients, toy_feddb
-from tests.toy import labeled_clients, toy_fedavg
+from tests.toy import toy_fedavg
 
 
 def test_labels_by_hand_and_the_prior_follows_the_weak_views() -> None:
@@ -66,10 +66,3 @@ def test_without_debiasing_and_confident_images_it_is_federated_averaging(tmp_pa
         torch.testing.assert_close(own[name], value, rtol=0, atol=0)
     weighted = fitted(tmp_path, toy_feddb(**plain | {"debias_weights": True}), mixed_clients())
     assert not torch.allclose(weighted["network.classifier.weight"], own["network.classifier.weight"], atol=1e-9)
-
-
-def test_labels_at_the_server_are_refused() -> None:
-    data = labeled_clients(label_location="server", num_labels=12)
-    data.setup("fit")
-    with pytest.raises(ValueError, match=r"data\.label_location"):
-        toy_feddb().check_data(data)

@@ -20,19 +20,8 @@ from lightning_fedssl.functional.fedmatch import decomposition_penalty
 from lightning_fedssl.models import CNN
 from lightning_fedssl.models.decomposed import Decomposed
 from lightning_fedssl.state import ClientUpdate, ServerState
-from tests.algorithms.helpers import fitted, mixed_clients, plain_sgd, toy_fedmatch, toy_fixmatch
+from tests.algorithms.helpers import fitted, mixed_clients, plain_sgd, ready, toy_fedmatch, toy_fixmatch
 from tests.toy import ToyData, assert_same, toy_fedavg, toy_round, toy_trainer, weights
-
-
-def ready(algorithm: FedMatch, data: ToyData | None = None) -> tuple[FedMatch, ToyData]:
-    data = data or mixed_clients()
-    data.setup()
-    algorithm.check_data(data)
-    algorithm.configure_model()
-    algorithm.server = ServerState.of(algorithm)
-    algorithm.current_round = toy_round()
-    return algorithm, data
-
 
 # The rules, by hand.
 
@@ -74,7 +63,7 @@ def test_step_of_psi_without_a_kept_image_by_hand() -> None:
 
 
 def test_step_of_sigma_leaves_psi_alone() -> None:
-    algorithm, data = ready(toy_fedmatch())
+    algorithm, data = ready(toy_fedmatch(), mixed_clients())
     batch = algorithm.on_client_start(data.local_data(0, 1)).batch(0)
     loss = algorithm.training_step(batch, 0)
     assert loss is not None
@@ -84,7 +73,9 @@ def test_step_of_sigma_leaves_psi_alone() -> None:
 
 
 def test_unsupervised_loss_is_the_sum_of_its_terms() -> None:
-    algorithm, data = ready(toy_fedmatch(consistency_weight=0.5, agreement_weight=0.25, l1_weight=0.03))
+    algorithm, data = ready(
+        toy_fedmatch(consistency_weight=0.5, agreement_weight=0.25, l1_weight=0.03), mixed_clients()
+    )
     algorithm.helpers = {0: [{n: 1.5 * p.detach() for n, p in algorithm.named_parameters() if "psi" in n}]}
     batch = algorithm.on_client_start(data.local_data(0, 1)).batch(1)
     p = algorithm(batch["u"]).softmax(dim=1)
@@ -106,7 +97,7 @@ def test_unsupervised_loss_is_the_sum_of_its_terms() -> None:
 
 
 def test_an_unsure_image_changes_no_mean() -> None:
-    algorithm, data = ready(toy_fedmatch())
+    algorithm, data = ready(toy_fedmatch(), mixed_clients())
     batch = algorithm.on_client_start(data.local_data(0, 1)).batch(1)
     p = algorithm(batch["u"]).softmax(dim=1).max(dim=1).values.detach()
     algorithm.threshold = float(p.sort().values[-2])
@@ -253,7 +244,7 @@ def test_helpers_are_the_nearest_others() -> None:
 
 
 def test_equal_models_have_equal_embeddings_and_the_noise_image_is_a_function_of_the_seed() -> None:
-    (a, _), (b, _) = ready(toy_fedmatch()), ready(toy_fedmatch())
+    (a, _), (b, _) = ready(toy_fedmatch(), mixed_clients()), ready(toy_fedmatch(), mixed_clients())
     torch.manual_seed(5)
     assert torch.equal(a.probe(), b.probe())
     assert a.probe().shape == (1, 1, 8, 8)
@@ -265,7 +256,7 @@ def test_equal_models_have_equal_embeddings_and_the_noise_image_is_a_function_of
 
 
 def test_an_embedding_is_of_the_uploaded_norm_layers_and_not_of_those_trained_last() -> None:
-    algorithm, _ = ready(toy_fedmatch(network=partial(CNN, width=4, norm="batch")))
+    algorithm, _ = ready(toy_fedmatch(network=partial(CNN, width=4, norm="batch")), mixed_clients())
     uploaded = {name: t + 0.1 for name, t in algorithm.server.model().items() if t.is_floating_point()}
     before = algorithm.embed(uploaded)
     for t in (*algorithm.parameters(), *algorithm.buffers()):
@@ -277,7 +268,7 @@ def test_an_embedding_is_of_the_uploaded_norm_layers_and_not_of_those_trained_la
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="convolutions have one layout without oneDNN")
 def test_an_embedding_does_not_depend_on_the_memory_layout_of_the_update() -> None:
     """The updates of another rank have lost the layout channels-last, in which convolutions have other bits."""
-    algorithm, _ = ready(toy_fedmatch(network=partial(CNN, width=16)))
+    algorithm, _ = ready(toy_fedmatch(network=partial(CNN, width=16)), mixed_clients())
     model = algorithm.server.model()
     apart = {n: t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for n, t in model.items()}
     assert apart["network.sigma.convs.1.weight"].stride() != model["network.sigma.convs.1.weight"].stride()
@@ -324,7 +315,7 @@ def test_the_factor_of_a_rate_has_the_precision_of_the_batch(dtype: torch.dtype)
 
 
 def test_rate_is_a_factor_of_the_step() -> None:
-    algorithm, data = ready(toy_fedmatch())
+    algorithm, data = ready(toy_fedmatch(), mixed_clients())
     rate = {"factor": torch.tensor(1 / 3), "lowest": torch.tensor(1.0), "waited": torch.tensor(0.0)}
     plain = algorithm.on_client_start(data.local_data(0, 1))
     algorithm.clients.put(0, "rate", rate)
@@ -384,7 +375,7 @@ def test_labels_at_the_server_train_sigma_there_alone(tmp_path: Path) -> None:
 
 
 def test_clients_count_alike_whatever_their_sizes() -> None:
-    algorithm, _ = ready(toy_fedmatch(helpers=0))
+    algorithm, _ = ready(toy_fedmatch(helpers=0), mixed_clients())
     p = algorithm.server.parameters
     updates = [ClientUpdate(k, {n: t + k for n, t in p.items()}, {}, 10**k, 1) for k in (0, 1)]
     expected = {n: t + 0.5 for n, t in p.items()}
@@ -411,7 +402,9 @@ def test_without_psi_it_is_fedavg_on_the_labels(tmp_path: Path) -> None:
 
 
 def test_without_helpers_and_penalties_psi_trains_as_fixmatch_does() -> None:
-    algorithm, data = ready(toy_fedmatch(l1_weight=0.0, l2_weight=0.0, agreement_weight=1.0, threshold=0.0))
+    algorithm, data = ready(
+        toy_fedmatch(l1_weight=0.0, l2_weight=0.0, agreement_weight=1.0, threshold=0.0), mixed_clients()
+    )
     batch = algorithm.on_client_start(data.local_data(0, 1)).batch(1)
     fixmatch = toy_fixmatch(threshold=0.0)
     fixmatch.network = algorithm.network
@@ -431,7 +424,7 @@ def test_steps_alternate_and_unlabelled_images_are_cut_into_as_many_batches() ->
     unlabeled, other = ready(toy_fedmatch(), ToyData())
     batches = list(unlabeled.on_client_start(other.local_data(0, 1)))
     assert [len(batch["u"]) for batch in batches][:-1] == [5] * (len(batches) - 1)
-    fixed, _ = ready(toy_fedmatch(shuffle=False))
+    fixed, _ = ready(toy_fedmatch(shuffle=False), mixed_clients())
     a, b = (fixed.on_client_start(data.local_data(0, r)).batch(0)["x"] for r in (1, 2))
     assert torch.equal(a, b)
 
@@ -463,10 +456,3 @@ def test_an_epoch_has_as_many_steps_as_in_the_authors_code(
     assert work.num_samples == images
     labeled = replace(local, labeled=rows, labels=own.labels[places], unlabeled=own.unlabeled)
     assert sum("y" in batch for batch in algorithm.on_client_start(labeled)) == steps
-
-
-def with_helpers(algorithm: FedMatch) -> FedMatch:
-    algorithm.configure_model()
-    psi = {n: p.detach().clone() for n, p in algorithm.named_parameters() if "psi" in n}
-    algorithm.helpers = {1: [{n: 1.3 * p for n, p in psi.items()}, {n: -p for n, p in psi.items()}], 3: [psi]}
-    return algorithm

@@ -17,7 +17,7 @@ from lightning_fedssl.functional.losses import consistency_loss
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 from lightning_fedssl.schedules import FractionalCosine
 from lightning_fedssl.state import ClientUpdate, ServerState
-from tests.algorithms.helpers import HandData, hand_gradient, toy_rgd
+from tests.algorithms.helpers import Given, HandData, hand_gradient, started, toy_rgd
 from tests.toy import Line, ToyData, assert_same, toy_round, toy_trainer
 
 
@@ -48,18 +48,6 @@ def returned(algorithm: FedRGD, values: dict[int, float]) -> None:
 
 def received(algorithm: FedRGD, client: int) -> float:
     return float(algorithm.broadcast(client)["network.w"])
-
-
-def test_group_means_and_average_of_the_example() -> None:
-    """w_s = 10, users 1, 2 | 3, 4: group means 13/3 and 17/3, w_avg 5."""
-    algorithm = with_cohort([5, 3, 8, 1], groups=2, regroup="slots")
-    returned(algorithm, {5: 1.0, 3: 2.0, 8: 3.0, 1: 4.0})
-    assert [received(algorithm, c) for c in (5, 3, 8, 1)] == pytest.approx([13 / 3, 13 / 3, 17 / 3, 17 / 3])
-    assert float(algorithm.server.parameters["network.w"]) == pytest.approx(5)
-    one = with_cohort([5, 3, 8, 1], groups=1)
-    returned(one, {5: 1.0, 3: 2.0, 8: 3.0, 1: 4.0})
-    assert float(one.server.parameters["network.w"]) == pytest.approx(4)
-    assert received(one, 8) == pytest.approx(4)
 
 
 @pytest.mark.parametrize(
@@ -185,18 +173,9 @@ def test_consistency_loss_is_a_mean_over_the_whole_batch() -> None:
     assert consistency_loss(two, pseudo(16, 64)).item() == pytest.approx(0.5, abs=1e-6)
 
 
-def started(**kwargs: Any) -> tuple[FedRGD, dict[str, Tensor]]:
-    """An algorithm with a batch of its client 0."""
-    algorithm, data = toy_rgd(**kwargs), ToyData()
-    data.setup()
-    algorithm.configure_model()
-    algorithm.server = ServerState.of(algorithm)
-    algorithm.train()
-    return algorithm, algorithm.on_client_start(data.local_data(0, 1)).batch(0)
-
-
 def test_views_pass_together_and_no_gradient_flows_through_the_label() -> None:
-    algorithm, batch = started(threshold=0.36)
+    algorithm = toy_rgd(threshold=0.36)
+    batch = started(algorithm, ToyData())[0].batch(0)
     logits = algorithm(torch.cat([batch["x_weak"], batch["x_strong"]]))
     labels = pseudo_label(logits[:5], 0.36)
     assert labels.mask.sum() > 0
@@ -227,7 +206,8 @@ def test_views_pass_together_and_no_gradient_flows_through_the_label() -> None:
 
 
 def test_self_training_labels_in_evaluation_mode_and_trains_the_same_view() -> None:
-    algorithm, batch = started(objective="self_training", threshold=0.0)
+    algorithm = toy_rgd(objective="self_training", threshold=0.0)
+    batch = started(algorithm, ToyData(label_location="clients", partition=Given()), client=1)[0].batch(0)
     assert batch.keys() == {"x_weak"}
     algorithm.eval()
     with torch.no_grad():
@@ -414,6 +394,3 @@ def test_replicas_of_the_server_start_from_averaged_statistics_or_their_own(
     first, second = (algorithm.replica_buffers(replica)["network.norms.0.running_var"] for replica in range(2))
     assert torch.equal(first, second) == alike
     assert torch.equal(first, algorithm.server.buffers["network.norms.0.running_var"])
-
-
-# Schedules and models.

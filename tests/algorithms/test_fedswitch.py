@@ -9,27 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.fabric import Fabric
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_fedssl.algorithms import FedSwitch
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.averaging import sizes_of
-from lightning_fedssl.local_training import sequential
 from lightning_fedssl.models import CNN
-from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.schedules import Constant
-from lightning_fedssl.state import ServerState
-from tests.algorithms.helpers import ByNumber, Silent, fitted, toy_fedswitch, toy_fixmatch
-from tests.toy import ToyData, assert_same, sgd, toy_trainer
-
-
-def ready(algorithm: FedSwitch, data: ToyData | None = None) -> FedSwitch:
-    (data or ToyData()).setup()
-    algorithm.configure_model()
-    algorithm.server = ServerState.of(algorithm)
-    return algorithm
-
+from tests.algorithms.helpers import ByNumber, fitted, ready, toy_fedswitch, toy_fixmatch
+from tests.toy import ToyData, assert_same, toy_trainer
+from tests.trainer.helpers import StopAfter
 
 # The switch.
 
@@ -50,14 +39,15 @@ class Uniform(Certain):
 def test_beta_itself_is_the_student() -> None:
     data = ToyData()
     for beta, teacher in ((math.log(3), False), (math.log(3) - 1e-6, True), (math.inf, False), (0.0, True)):
-        algorithm = ready(toy_fedswitch(Certain, beta=beta), data)
+        algorithm, _ = ready(toy_fedswitch(Certain, beta=beta), data)
         assert algorithm.prefers_teacher(data.local_data(0, 1)) is teacher
-    assert not ready(toy_fedswitch(Uniform, beta=1e-9), data).prefers_teacher(data.local_data(0, 1))
+    uniform, _ = ready(toy_fedswitch(Uniform, beta=1e-9), data)
+    assert not uniform.prefers_teacher(data.local_data(0, 1))
 
 
 def test_only_clients_that_take_the_teacher_ask_for_it_and_batches_say_who_labels() -> None:
     data = ToyData()
-    algorithm = ready(toy_fedswitch(ByNumber), data)
+    algorithm, _ = ready(toy_fedswitch(ByNumber), data)
     even, odd = (algorithm.on_client_start(data.local_data(k, 1)) for k in (0, 1))
     assert (set(even.extra_download), set(even.batch(0))) == (set(), {"x_weak", "x_strong"})
     assert (set(odd.extra_download), set(odd.batch(0))) == (set(algorithm.global_teacher()), {"x_teacher", "x_strong"})
@@ -67,29 +57,9 @@ def test_only_clients_that_take_the_teacher_ask_for_it_and_batches_say_who_label
 # Teachers.
 
 
-class Weight(nn.Module):
-    def __init__(self, value: float) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor(value, dtype=torch.float64))
-
-
-def test_local_teacher_by_hand() -> None:
-    """The student is 0, so the teacher is 0.99^t after t steps."""
-    student: dict[str, nn.Module] = {"network": Weight(0.0)}
-    teacher = Teacher({"network": Weight(1.0)})
-    weight = teacher.get_parameter("network.w")
-    for step in range(1, 51):
-        teacher.follow(student, 0.99)
-        if step == 1:
-            assert weight.item() == pytest.approx(0.99, abs=1e-12)
-    assert weight.item() == pytest.approx(0.99**50, abs=1e-12)
-    assert math.isclose(0.99**50, 0.605, abs_tol=1e-4)
-
-
 @pytest.mark.parametrize("decay", [0.9, None])
 def test_local_teacher_follows_after_each_step_or_stays(decay: float | None) -> None:
-    data = ToyData()
-    algorithm = ready(toy_fedswitch(beta=0, client_teacher_decay=decay), data)
+    algorithm, data = ready(toy_fedswitch(beta=0, client_teacher_decay=decay), ToyData())
     batch = algorithm.on_client_start(data.local_data(0, 1)).batch(0)
     name = "classifier.weight"
     student, teacher = algorithm.get_parameter(f"network.{name}"), algorithm.get_parameter(f"teacher.network.{name}")
@@ -169,14 +139,6 @@ def test_teacher_is_sent_to_those_that_use_it_and_never_back(tmp_path: Path) -> 
     assert ledgers[math.inf].up == ledgers[0.0].up > 0
 
 
-class StopAfter(FederatedCallback):
-    def __init__(self, last: int) -> None:
-        self.last = last
-
-    def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
-        trainer.should_stop = trainer.round_index == self.last
-
-
 def test_with_the_student_alone_it_is_fixmatch_with_the_server_s_phase_before(tmp_path: Path) -> None:
     switch = toy_fedswitch(beta=math.inf, schedule=Constant())
     ours = fitted(tmp_path, switch, ToyData(), max_rounds=2)
@@ -195,38 +157,6 @@ def test_without_steps_of_clients_it_is_the_server_alone(tmp_path: Path) -> None
     assert_same(switch, few)
     fixmatch = fitted(tmp_path, toy_fixmatch(**settings, server_phase="before"), ToyData(), max_rounds=2)
     assert_same({name: t for name, t in switch.items() if not name.startswith("teacher.")}, fixmatch)
-
-
-def test_sources_lead_to_different_models(tmp_path: Path) -> None:
-    options: list[dict[str, Any]] = [
-        {"beta": 0, "client_teacher_decay": 0.5}, {"beta": math.inf},
-        {"beta": 0, "client_teacher_decay": None},
-    ]  # fmt: skip
-    biases = [
-        fitted(tmp_path, toy_fedswitch(threshold=0.0, client_steps=15, server_steps=25, **o), ToyData(), max_rounds=2)[
-            "network.classifier.bias"
-        ]
-        for o in options
-    ]
-    for i, a in enumerate(biases):
-        assert all(not torch.allclose(a, b, rtol=0, atol=1e-9) for b in biases[:i])
-
-
-# What holds for every method.
-
-
-def test_clients_keep_nothing_and_train_alike_alone_and_after_others() -> None:
-    results: list[dict[str, Tensor]] = []
-    for order in ([3], [0, 1, 3], [0, 2, 3]):
-        data = ToyData()
-        algorithm = ready(toy_fedswitch(ByNumber), data)
-        clients = [data.local_data(k, 1) for k in order]
-        optimizer = sgd(p for p in algorithm.parameters() if p.requires_grad)
-        updates = sequential.train_clients(algorithm, clients, optimizer, Fabric(accelerator="cpu"), Silent())
-        results.append([{n: p.clone() for n, p in {**u.parameters, **u.buffers}.items()} for u in updates][-1])
-        assert not len(algorithm.clients)
-    assert_same(results[0], results[1])
-    assert_same(results[0], results[2])
 
 
 def test_logs_the_decisions(tmp_path: Path) -> None:

@@ -11,22 +11,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithms import FedAvg, FixMatch, Supervised
-from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.local_work import LocalWork, labeled_work
+from lightning_fedssl.algorithms import FixMatch, Supervised
 from lightning_fedssl.models import CNN
-from lightning_fedssl.state import ServerState
-from tests.algorithms.helpers import fitted, mixed_clients, plain_sgd, toy_fixmatch
+from tests.algorithms.helpers import LabeledSteps, fitted, mixed_clients, plain_sgd, started, toy_fixmatch
 from tests.toy import ToyData, assert_same, sgd, toy_fedavg, weights
-
-
-def started(algorithm: FixMatch, data: ToyData, client: int = 0) -> tuple[LocalWork, LocalData]:
-    data.setup()
-    algorithm.configure_model()
-    algorithm.server = ServerState.of(algorithm)
-    local = data.local_data(client, 1)
-    return algorithm.on_client_start(local), local
-
 
 # The loss.
 
@@ -115,13 +103,6 @@ def test_server_takes_its_steps_on_the_view_that_is_asked_for() -> None:
 # Reductions.
 
 
-class LabeledSteps(FedAvg):
-    """FedAvg with a number of steps."""
-
-    def on_client_start(self, data: LocalData) -> LocalWork:
-        return labeled_work(data, steps=7)
-
-
 @pytest.mark.parametrize("prox_mu", [0.0, 0.5])
 def test_without_weight_of_the_unlabelled_images_it_is_fedavg_or_fedprox_on_the_labels(
     tmp_path: Path, prox_mu: float
@@ -189,6 +170,3 @@ def test_one_client_with_all_images_is_fixmatch_on_pooled_data(tmp_path: Path) -
             optimizer.step()
     for name, p in alone.named_parameters():
         torch.testing.assert_close(weights(algorithm)[name], p.detach(), rtol=0, atol=1e-12)
-
-
-# What holds for every method.

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithms import MeanTeacher
 from lightning_fedssl.models import CNN
-from lightning_fedssl.state import ServerState
-from tests.algorithms.helpers import fitted, toy_mean_teacher, toy_shvr, uneven_clients
-from tests.toy import ToyData, toy_trainer
-
-
-def ready(**kwargs: Any) -> tuple[MeanTeacher, ToyData]:
-    algorithm, data = toy_mean_teacher(**kwargs), uneven_clients()
-    data.setup()
-    algorithm.configure_model()
-    algorithm.server = ServerState.of(algorithm)
-    return algorithm, data
+from tests.algorithms.helpers import fitted, ready, toy_mean_teacher, toy_shvr, uneven_clients
+from tests.toy import toy_trainer
 
 
 def test_teacher_starts_from_the_received_model_and_follows_by_hand() -> None:
-    algorithm, data = ready(network=partial(CNN, width=4, norm="group"))
+    algorithm, data = ready(toy_mean_teacher(network=partial(CNN, width=4, norm="group")), uneven_clients())
     work = algorithm.on_client_start(data.local_data(0, 1))
     name = "classifier.weight"
     student = algorithm.get_parameter(f"network.{name}")
@@ -46,7 +35,7 @@ def test_teacher_starts_from_the_received_model_and_follows_by_hand() -> None:
 
 
 def test_consistency_pulls_the_student_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    algorithm, data = ready(network=partial(CNN, width=4, norm="group"))
+    algorithm, data = ready(toy_mean_teacher(network=partial(CNN, width=4, norm="group")), uneven_clients())
     batch = algorithm.on_client_start(data.local_data(0, 1)).batch(0)
     with torch.no_grad():
         algorithm.get_parameter("network.classifier.weight").mul_(-3)
@@ -74,7 +63,7 @@ def test_teacher_is_neither_sent_nor_averaged_nor_saved_as_the_result(tmp_path: 
 
 
 def test_teacher_s_pass_leaves_the_student_s_statistics_alone() -> None:
-    algorithm, data = ready()
+    algorithm, data = ready(toy_mean_teacher(), uneven_clients())
     batch = algorithm.on_client_start(data.local_data(0, 1)).batch(0)
     algorithm.train()
     before = {name: b.clone() for name, b in algorithm.network.named_buffers()}

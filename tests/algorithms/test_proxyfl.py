@@ -12,11 +12,9 @@ from torch.nn import functional as F
 
 from lightning_fedssl.algorithms import ProxyFL
 from lightning_fedssl.algorithms.proxyfl import indecisive_categories_loss
-from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.round import Round
-from lightning_fedssl.state import ClientUpdate, ServerState
-from tests.algorithms.helpers import mixed_clients, toy_proxyfl
+from lightning_fedssl.state import ClientUpdate
+from tests.algorithms.helpers import mixed_clients, ready, started, toy_proxyfl
 
 
 def loss_by_loops(z: Tensor, proxies: Tensor, y: Tensor, sure: list[bool], prior: Tensor, labeled: int) -> float:
@@ -64,19 +62,10 @@ def test_a_step_of_the_tuning_by_hand() -> None:
     assert tuned.flatten().tolist() == pytest.approx([m.item() - 0.5 * g for m, g in zip(mean, gradient, strict=True)])
 
 
-def started() -> tuple[ProxyFL, LocalWork, LocalData]:
-    data = mixed_clients()
-    data.setup()
-    algorithm = toy_proxyfl(threshold=1.0, client_epochs=3, num_classes=data.num_classes, in_shape=data.in_shape)
-    algorithm.configure_model()
-    algorithm.server = ServerState.of(algorithm, algorithm.local_modules)
-    local = data.local_data(0, 1)
-    return algorithm, algorithm.on_client_start(local), local
-
-
 def test_a_client_counts_the_labels_of_its_last_epoch() -> None:
     """With no confident pseudo-label these are the labels of the labelled batches."""
-    algorithm, work, local = started()
+    algorithm = toy_proxyfl(threshold=1.0, client_epochs=3)
+    work, local = started(algorithm, mixed_clients())
     last = range(work.num_steps - algorithm.epoch_steps(local), work.num_steps)
     expected = torch.zeros(algorithm.num_classes or 0)
     for step in range(work.num_steps):
@@ -90,7 +79,7 @@ def test_a_client_counts_the_labels_of_its_last_epoch() -> None:
 
 
 def test_the_prior_is_a_moving_average_over_rounds() -> None:
-    algorithm, _, _ = started()
+    algorithm, _ = ready(toy_proxyfl(), mixed_clients())
     classes = algorithm.num_classes or 0
     weights = {name: weight.detach() for name, weight in algorithm.named_parameters()}
     counts = [torch.arange(classes).float(), torch.ones(classes)]

@@ -12,22 +12,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithms import SAGE, FedAvg
+from lightning_fedssl.algorithms import SAGE
 from lightning_fedssl.algorithms.sage import corrected_labels
-from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.models import CNN
-from lightning_fedssl.state import ServerState
-from tests.algorithms.helpers import HandData, fitted, hand_gradient, mixed_clients, plain_sgd, toy_fixmatch, toy_sage
-from tests.toy import Line, ToyData, toy_fedavg, toy_trainer
-
-
-def started(algorithm: SAGE, data: ToyData) -> tuple[LocalWork, LocalData]:
-    data.setup()
-    algorithm.configure_model()
-    algorithm.server = ServerState.of(algorithm, algorithm.local_modules)
-    local = data.local_data(0, 1)
-    return algorithm.on_client_start(local), local
+from tests.algorithms.helpers import (
+    HandData,
+    LabeledSteps,
+    fitted,
+    hand_gradient,
+    mixed_clients,
+    plain_sgd,
+    started,
+    toy_fixmatch,
+    toy_sage,
+)
+from tests.toy import Line, toy_fedavg, toy_trainer
 
 
 def logits_of(confidence: float, label: int) -> list[float]:
@@ -135,13 +134,6 @@ def test_received_model_has_measured_statistics_where_they_are_static(tmp_path: 
     measured = [buffer for name, buffer in algorithm.received.named_buffers() if name.endswith("running_mean")]
     assert measured
     assert all(buffer.any() for buffer in measured)
-
-
-class LabeledSteps(FedAvg):
-    """FedAvg with a number of steps."""
-
-    def on_client_start(self, data: LocalData) -> LocalWork:
-        return labeled_work(data, steps=7)
 
 
 def test_without_weight_of_the_unlabelled_images_it_is_fedavg_on_the_labels(tmp_path: Path) -> None:

@@ -175,56 +175,11 @@ def test_a_round_by_hand(tmp_path: Path) -> None:
         torch.testing.assert_close(keys.sort(0).values, wanted.sort(0).values, rtol=0, atol=1e-10)
 
 
-def test_split_and_unsplit_network_make_the_same_step() -> None:
-    data = ToyData()
-    algorithm = ready(toy_semi_sfl(clustering=0.0, threshold=0.0, client_steps=1, optimizer=sgd), data)
-    whole = copy.deepcopy(algorithm.network).train()
-    (update,), _ = jointly(algorithm, data, [2])
-    first = endless_rows(data.local_data(2, 1), 0, 5)
-    algorithm.clients.put(2, "place", {})
-    batch = algorithm.on_client_start(data.local_data(2, 1, torch.float64)).batch(0)
-    assert torch.equal(batch["index"], data.local_data(2, 1).unlabeled[first])
-    with torch.no_grad():
-        labels = algorithm.teacher["network"](batch["x_weak"]).argmax(1)
-    optimizer = sgd(whole.parameters())
-    F.cross_entropy(whole(batch["x_strong"]), labels).backward()
-    optimizer.step()
-    for name, p in whole.bottom.named_parameters():
-        torch.testing.assert_close(update.parameters[f"network.bottom.{name}"], p.detach(), rtol=0, atol=1e-12)
-    for name, p in whole.top.named_parameters():
-        torch.testing.assert_close(
-            algorithm.get_parameter(f"network.top.{name}").detach(), p.detach(), rtol=0, atol=1e-12
-        )
-
-
 def hold(data: ToyData, unlabeled: list[torch.Tensor]) -> None:
     """Give every party other unlabelled images."""
     clients = [ClientIndices(old.labeled, new) for old, new in zip(data.split.clients, unlabeled, strict=True)]
     data.split = replace(data.split, clients=clients)
     data._unlabeled = data.split.client_list.unlabeled.values
-
-
-class SameData(ToyData):
-    """Every client has the images of client 0, in views without a draw."""
-
-    def __init__(self) -> None:
-        super().__init__(weak="none", strong="none", client_batch_size=24)
-
-    def setup(self, stage: str | None = None) -> None:
-        super().setup(stage)
-        hold(self, [self.split.clients[0].unlabeled] * self.num_clients)
-
-
-def test_each_client_gets_the_gradient_of_its_own_mean() -> None:
-    data = SameData()
-    alone, many = (ready(toy_semi_sfl(clustering=0.0, queue_size=96), data) for _ in range(2))
-    (one,), _ = jointly(alone, data, [0])
-    several, _ = jointly(many, data, [0, 1, 3])
-    for update in several:
-        for name, value in one.parameters.items():
-            torch.testing.assert_close(update.parameters[name], value, rtol=0, atol=1e-12)
-    for p, q in zip(many.network.top.parameters(), alone.network.top.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=0, atol=1e-12)
 
 
 def test_a_client_s_loss_counts_as_often_as_it_has_seen_images() -> None:
@@ -302,19 +257,6 @@ def test_images_below_the_threshold_give_no_h_and_still_c() -> None:
     assert features["student"].grad.abs().sum() > 0
 
 
-def test_t_trains_head_and_bottom_and_h_the_network() -> None:
-    data = ToyData()
-    algorithm = ready(toy_semi_sfl(), data)
-    batch = algorithm.on_server_start(data.local_data(sampling.SERVER, 1, torch.float64)).batch(0)
-    both = gradients(algorithm, algorithm.server_training_step(batch, 0))
-    plain = ready(toy_semi_sfl(supervised_contrastive=0.0), data)
-    h = gradients(plain, plain.server_training_step(batch, 0))
-    heads = {name for name in both if name.startswith("head.")}
-    assert heads
-    assert both == h | heads
-    assert not any(name.startswith(("head.", "teacher.")) for name in h)
-
-
 class Watch(FederatedCallback):
     """Copies the teacher and the supervised queue where the stages meet."""
 
@@ -341,19 +283,6 @@ def test_stage_2_leaves_the_teacher_alone(tmp_path: Path, make: Any) -> None:
     watch = Watch()
     toy_trainer(tmp_path, callbacks=watch).fit(make(), ToyData())
     assert watch.checked == 3
-
-
-def test_supervised_queue_changes_at_every_f_th_step_of_stage_2() -> None:
-    data = ToyData()
-    algorithm = ready(toy_semi_sfl(queue_every=3), data)
-    assert isinstance(algorithm, SemiSFL)
-    changed = []
-    for step in range(7):
-        before = algorithm.supervised_queue.keys.clone()
-        algorithm.joint_training_step(features_of(algorithm, data), step)
-        if not torch.equal(before, algorithm.supervised_queue.keys):
-            changed.append(step + 1)
-    assert changed == [3, 6]
 
 
 def test_the_code_s_queue_is_empty_after_every_step() -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithms import SemiFL, Supervised
-from lightning_fedssl.algorithms.semifl import mixup
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import PseudoLabelQuality
 from lightning_fedssl.functional.averaging import WeightedSum
@@ -18,7 +17,7 @@ from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.run import Run
 from lightning_fedssl.sampling import SERVER
 from lightning_fedssl.state import ServerState
-from tests.algorithms.helpers import HandData, hand_gradient, momentum_of
+from tests.algorithms.helpers import HandData, hand_gradient, momentum_of, started
 from tests.toy import Line, ToyData, assert_same, toy_semifl, toy_trainer, weights
 
 
@@ -95,15 +94,6 @@ def test_server_trains_on_the_view_that_is_asked_for(method: type[SemiFL] | type
     assert [batch["x"].shape for batch in algorithm.on_server_start(local)] == [(n, 1, 8, 8) for n in (5, 5, 2)]
     algorithm = method(network=toy_semifl().network_factory, server_epochs=1)
     assert [batch["x"].shape for batch in algorithm.on_server_start(local)] == [(n, 0) for n in (5, 5, 2)]
-
-
-def started(algorithm: SemiFL, data: ToyData, client: int = 0) -> tuple[LocalWork, Any]:
-    """A client's work in round 1, from the initial weights."""
-    data.setup()
-    algorithm.configure_model()
-    algorithm.server = ServerState.of(algorithm)
-    local = data.local_data(client, 1)
-    return algorithm.on_client_start(local), local
 
 
 def test_mix_set_is_as_long_as_the_fix_set_and_holds_unconfident_images() -> None:
@@ -227,25 +217,6 @@ def test_parallel_server_averages_half_and_half_then_steps_with_momentum() -> No
         total.add({name: torch.full((1,), mean) for name in algorithm.server.parameters}, 1.0)
         algorithm.aggregate({"model": total})
         assert algorithm.server.parameters["network.w"].item() == pytest.approx(expected)
-
-
-def test_parallel_server_without_confident_images_ends_at_its_initial_weights() -> None:
-    """Clients return what they received: then W_t = W_0 + b_t, with the buffer b_t, which decays once the rate is 0.
-
-    With the server's own change d_t: b_t = b_(t-1) / 2 + d_t / 2, W_t = W_(t-1) + d_t - b_t, so W_t - b_t is constant.
-    """
-    algorithm = SemiFL(network=lambda: Line(2.0, 2.0), server_phase="parallel", num_classes=2, in_shape=(1, 4, 4))
-    algorithm.configure_model()
-    algorithm.double()
-    algorithm.server = ServerState.of(algorithm)
-    for change in [*torch.randn(20, generator=torch.Generator().manual_seed(0)).tolist(), *[0.0] * 40]:
-        total = WeightedSum()
-        total.add(algorithm.server.parameters)
-        algorithm.server.update({name: t + change for name, t in algorithm.server.parameters.items()})
-        algorithm.aggregate({"model": total})
-        weight, buffer = (state["network.w"].item() for state in (algorithm.server.parameters, momentum_of(algorithm)))
-        assert weight == pytest.approx(2 + buffer, abs=1e-12)
-    assert weight == pytest.approx(2.0, abs=1e-9)
 
 
 class Phases(FederatedCallback):
@@ -413,10 +384,3 @@ def test_a_client_without_unlabelled_images_sits_out() -> None:
     _, local = started(algorithm, data)
     work = algorithm.on_client_start(replace(local, unlabeled=local.unlabeled[:0]))
     assert (work.num_steps, work.num_samples) == (0, 0)
-
-
-def test_ratios_mix_images() -> None:
-    x, x_other, ones = torch.randn(4, 3, 2, 2), torch.randn(4, 3, 2, 2), torch.ones(4)
-    assert torch.equal(mixup(x, x_other, ones), x)
-    assert torch.equal(mixup(x, x_other, 0 * ones), x_other)
-    torch.testing.assert_close(mixup(x, x_other, 0.25 * ones), 0.25 * x + 0.75 * x_other)

@@ -10,14 +10,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.algorithms.helpers import fitted, mixed_clients, toy_fixmatch, toy_uda
-from tests.algorithms.test_fed_shvr import started
+from tests.algorithms.helpers import fitted, mixed_clients, started, toy_fixmatch, toy_uda
 from tests.toy import ToyData, toy_round
 
 
 def test_loss_by_hand() -> None:
     algorithm = toy_uda(labeled_weight=10.0, unlabeled_weight=0.5, temperature=0.5)
-    work, _ = started(algorithm, mixed_clients())  # type: ignore[arg-type]
+    work, _ = started(algorithm, mixed_clients())
     batch = work.batch(0)
     weak = algorithm(batch["x_weak"]).softmax(dim=1).detach()
     algorithm.threshold = float(weak.amax(dim=1).sort().values[1:3].mean())
@@ -36,7 +35,7 @@ def test_loss_by_hand() -> None:
 
 def test_labels_get_no_gradient() -> None:
     algorithm = toy_uda(threshold=0.0)
-    work, _ = started(algorithm, ToyData())  # type: ignore[arg-type]
+    work, _ = started(algorithm, ToyData())
     batch = dict(work.batch(0))
     batch["x_weak"].requires_grad_()
     loss = algorithm.training_step(batch, 0)

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ from lightning_fedssl.local_training import LocalTraining, vectorized
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import Batch, ClientUpdate, ServerState
 from tests.local_training.helpers import (
-    NETWORKS,
     SGD,
     Federation,
     Result,
@@ -35,7 +33,6 @@ from tests.local_training.helpers import (
     distance,
     make,
 )
-from tests.toy import ToyData, toy_semifl, toy_trainer, weights
 
 
 @pytest.mark.parametrize(
@@ -227,23 +224,6 @@ def test_one_client_s_nan_stays_its_own(network: str) -> None:
     assert distance(alone.kept, together.kept) < 1e-10
 
 
-def test_gradients_are_clipped_to_each_client_s_own_norm() -> None:
-    leaves = [torch.zeros(3, 2, 2, requires_grad=True), torch.zeros(3, requires_grad=True)]
-    scales = torch.tensor([0.1, 1.0, 100.0])
-    for leaf in leaves:
-        gradient = torch.randn(leaf.shape, generator=torch.Generator().manual_seed(0))
-        leaf.grad = gradient * scales.reshape(-1, *[1] * (leaf.dim() - 1))
-    clients: list[list[Any]] = [[nn.Parameter(torch.zeros(leaf.shape[1:])) for leaf in leaves] for _ in range(3)]
-    for row, own in enumerate(clients):
-        for p, leaf in zip(own, leaves, strict=True):
-            p.grad = leaf.grad[row].clone()  # type: ignore[index]
-        torch.nn.utils.clip_grad_norm_(own, 1.5)
-    vectorized.clip_gradients(leaves, 1.5)
-    for row, own in enumerate(clients):
-        for p, leaf in zip(own, leaves, strict=True):
-            torch.testing.assert_close(leaf.grad[row], p.grad)  # type: ignore[index]
-
-
 # Dropout and precision
 
 
@@ -362,21 +342,3 @@ def test_on_a_cuda_device_clients_are_stacked_and_agree() -> None:
     together = federations[0].train(clients, training=training)
     assert not training.refusal
     assert 0 < distance(federations[1].train(clients).updates, together.updates) < 1e-9
-
-
-# A whole run
-
-
-def test_a_run_of_stacked_clients_is_the_run_of_sequential_ones(tmp_path: Path) -> None:
-    def run(folder: str, at_once: int) -> Any:
-        algorithm = toy_semifl(network=NETWORKS["cnn bn"])
-        trainer = toy_trainer(tmp_path / folder, clients_at_once=at_once, max_rounds=2, precision="64-true")
-        trainer.fit(algorithm, ToyData())
-        assert not trainer.local_training.refusal
-        return weights(algorithm), {k: float(v) for k, v in trainer.callback_metrics.items() if "time/" not in k}
-
-    (alone, metrics), (together, others) = run("alone", 1), run("together", 3)
-    assert 0 < distance({0: alone}, {0: together}) < 1e-10
-    assert {k: float(v) for k, v in metrics.items()} == pytest.approx(
-        {k: float(v) for k, v in others.items()}, rel=1e-8
-    )

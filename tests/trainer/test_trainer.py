@@ -1,6 +1,5 @@
 import csv
 import logging
-import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,17 +23,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import FederatedCheckpoint
+from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.functional.optimizers import half_momentum
-from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_work import LocalWork
-from lightning_fedssl.metrics.rounds import Scalars
 from lightning_fedssl.models import CNN, MLP
-from lightning_fedssl.round import Round
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer import FederatedTrainer
-from lightning_fedssl.trainer.federation import SimulatedFederation
 from tests.toy import ToyData, assert_same, labeled_clients, sgd, toy_fedavg, toy_semifl, toy_trainer, weights
 
 
@@ -48,28 +43,6 @@ def test_same_seed_same_bits_and_other_seed_other_bits(tmp_path: Path, monkeypat
         results.append(weights(algorithm))
     assert_same(results[0], results[1])
     assert not torch.equal(results[0]["network.classifier.bias"], results[2]["network.classifier.bias"])
-
-
-def trained_alone_or_after_others(clients: list[int], wanted: int) -> dict[str, torch.Tensor]:
-    """A client's returned weights when these clients are trained in this order."""
-    algorithm, data = toy_semifl(threshold=0.0), ToyData()
-    trainer = FederatedTrainer(clients_per_round=1, accelerator="cpu", logger=False)
-    trainer.prepare(algorithm, data, "validate")
-    trainer.enter(Round(1))
-    algorithm.scalars = Scalars(trainer.log)
-    found = {}
-    local, observer = map(trainer.local_data, clients), SimulatedFederation(trainer)
-    updates = sequential.train_clients(algorithm, local, trainer.client_optimizer, trainer.fabric, observer)
-    for update in updates:
-        if update.client == wanted:
-            found = {name: t.clone() for name, t in {**update.parameters, **update.buffers}.items()}
-    return found
-
-
-def test_training_client_b_after_a_is_training_b_alone() -> None:
-    alone = trained_alone_or_after_others([2], 2)
-    assert alone
-    assert_same(alone, trained_alone_or_after_others([0, 1, 3, 2], 2))
 
 
 def test_global_model_is_no_live_storage(tmp_path: Path) -> None:
@@ -109,27 +82,6 @@ def test_running_statistics_of_batch_norm_are_averaged_without_momentum(tmp_path
     assert len(variances) == 3
     assert all((v > 0).all() for v in variances)
     assert len(algorithm.server.extra["optimizer.aggregation"]) == len(algorithm.server.parameters)
-
-
-class Breaks(FedAvg):
-    """Some clients return NaN."""
-
-    broken: tuple[int, ...] = ()
-
-    def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
-        if update.client in self.broken:
-            next(iter(update.parameters.values())).fill_(math.nan)
-        return update
-
-
-def broken_run(tmp_path: Path, broken: tuple[int, ...]) -> tuple[Breaks, FederatedTrainer]:
-    algorithm = toy_fedavg()
-    algorithm.__class__ = Breaks
-    assert isinstance(algorithm, Breaks)
-    algorithm.broken = broken
-    trainer = toy_trainer(tmp_path, max_rounds=2, clients_per_round=4, logger=False)
-    trainer.fit(algorithm, labeled_clients())
-    return algorithm, trainer
 
 
 def test_a_diverged_server_is_an_error_that_names_the_remedy(tmp_path: Path) -> None:
@@ -286,18 +238,6 @@ def test_early_stopping_and_checkpoints_where_not_every_round_is_evaluated(tmp_p
 def test_classes_that_contradict_the_data_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model\.num_classes is 7, but the data have 3"):
         toy_trainer(tmp_path).fit(toy_semifl(num_classes=7), ToyData())
-
-
-def test_a_subclass_of_the_users_takes_the_place_of_the_default(tmp_path: Path) -> None:
-    from lightning_fedssl.callbacks import StaticBatchNorm
-
-    class Mine(StaticBatchNorm):
-        pass
-
-    mine = Mine(source="pooled")
-    trainer = toy_trainer(tmp_path, callbacks=mine, logger=False, max_rounds=1)
-    trainer.fit(toy_semifl(), ToyData())
-    assert [c for c in trainer.callbacks if isinstance(c, StaticBatchNorm)] == [mine]
 
 
 def test_what_is_saved_has_the_statistics_of_its_weights_also_without_evaluation(tmp_path: Path) -> None:
@@ -474,8 +414,6 @@ def test_a_module_of_lightning_and_its_hooks_are_refused_with_what_to_use(tmp_pa
 
 
 def test_fast_dev_run_takes_one_step_each_and_writes_nothing(tmp_path: Path) -> None:
-    from lightning_fedssl.callbacks import FederatedCheckpoint
-
     hooks = Hooks()
     trainer = toy_trainer(
         tmp_path, fast_dev_run=True, max_rounds=50, clients_per_round=4, callbacks=[hooks, FederatedCheckpoint()]
@@ -557,16 +495,18 @@ def test_evaluation_and_prediction_of_a_trained_model(tmp_path: Path) -> None:
 
 
 def test_the_users_callback_takes_the_place_of_the_default(tmp_path: Path) -> None:
-    from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
+    class Mine(StaticBatchNorm):
+        pass
 
     mine: list[Any] = [
-        StaticBatchNorm(source="pooled"),
+        Mine(source="pooled"),
         FederatedCheckpoint(monitor="val/loss", mode="min", every_n_rounds=2),
     ]
     trainer = toy_trainer(tmp_path, callbacks=mine)
     trainer.fit(toy_semifl(), ToyData())
     for callback in mine:
-        assert [c for c in trainer.callbacks if type(c) is type(callback)] == [callback]
+        kind = FederatedCheckpoint if callback is mine[1] else StaticBatchNorm
+        assert [c for c in trainer.callbacks if isinstance(c, kind)] == [callback]
     assert mine[1].best_round in (1, 2, 3)
     assert torch.load(Path(str(trainer.log_dir)) / "checkpoints/last.ckpt", weights_only=True)["round"] == 3
 
