@@ -1,7 +1,4 @@
-"""Functions for all benchmarks: run the command line in its own process, read its metrics, describe the machine.
-
-Torch is not imported here, because on Linux a child's peak memory includes that of the process that starts it.
-"""
+"""Functions for all benchmarks: run the command line in its own process, describe the machine, write a page."""
 
 from __future__ import annotations
 
@@ -10,37 +7,13 @@ import os
 import platform
 import subprocess
 import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from lightning_fedssl.comparison.results import Row, rounds
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-__all__ = ["Cost", "Row", "command", "fit", "machine", "new_figure", "processor", "rounds", "write"]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Time and memory of a run, including the start of the interpreter and imports.
-
-    Attributes:
-        seconds: Wall time.
-        mebibytes: Peak resident memory.
-    """
-
-    seconds: float
-    mebibytes: float
-
-
-def fit(config: str, folder: Path, *options: str) -> Cost:
+def fit(config: str, folder: Path, *options: str) -> None:
     """Run ``fit`` in its own process; its output is printed.
 
     Args:
@@ -53,14 +26,9 @@ def fit(config: str, folder: Path, *options: str) -> Cost:
     """
     written = ["--trainer.default_root_dir", str(folder.resolve())]
     arguments = ["fit", "--config", str(ROOT / "configs" / config), *written, *options]
-    started = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "lightning_fedssl", *arguments], cwd=ROOT)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
+    process = subprocess.run([sys.executable, "-m", "lightning_fedssl", *arguments], cwd=ROOT, check=False)
     if process.returncode:
         raise SystemExit(process.returncode)
-    unit = 1 if platform.system() == "Darwin" else 1024
-    return Cost(time.perf_counter() - started, usage.ru_maxrss * unit / 2**20)
 
 
 def machine() -> str:
@@ -93,21 +61,6 @@ def command(**options: object) -> str:
     """This benchmark's own command line, with these options."""
     given = [f"--{name} {value}" for name, value in options.items() if value is not None]
     return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *given])
-
-
-def new_figure(title: str, ylabel: str) -> tuple[Figure, Axes]:
-    """A figure with rounds on the horizontal axis, which needs no display."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-    from matplotlib.ticker import MaxNLocator
-
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    axes.set(xlabel="round", ylabel=ylabel, title=title)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(alpha=0.3)
-    return figure, axes
 
 
 def write(path: Path, lines: list[str]) -> None:

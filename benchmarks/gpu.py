@@ -57,21 +57,14 @@ ROUNDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 """The configurations, what differs in all runs, and what also differs in tiny ones."""
 
+_STACKED = {"FEDSSL_RECORD": "1", "trainer.clients_at_once": 10}
+_CHANNELS_LAST = {**_STACKED, "trainer.channels_last": True}
 DESIGNS = {
-    "stacked, recorded": {"FEDSSL_RECORD": "1", "trainer.clients_at_once": 10},
-    "stacked": {"FEDSSL_RECORD": "0", "trainer.clients_at_once": 10},
-    "one by one, recorded": {"FEDSSL_RECORD": "1", "trainer.clients_at_once": 1},
-    "stacked, recorded, channels last": {
-        "FEDSSL_RECORD": "1",
-        "trainer.clients_at_once": 10,
-        "trainer.channels_last": True,
-    },
-    "stacked, recorded, bf16, channels last": {
-        "FEDSSL_RECORD": "1",
-        "trainer.clients_at_once": 10,
-        "trainer.precision": "bf16-mixed",
-        "trainer.channels_last": True,
-    },
+    "stacked, recorded": _STACKED,
+    "stacked": {**_STACKED, "FEDSSL_RECORD": "0"},
+    "one by one, recorded": {**_STACKED, "trainer.clients_at_once": 1},
+    "stacked, recorded, channels last": _CHANNELS_LAST,
+    "stacked, recorded, bf16, channels last": {**_CHANNELS_LAST, "trainer.precision": "bf16-mixed"},
 }
 """The ways to train the clients of a round."""
 
@@ -171,12 +164,8 @@ def measured_round(config: str, design: str, device: str, tiny: bool, count: boo
     always, small = ROUNDS[config]
     shared = {key: value for key, value in DESIGNS[design].items() if "." in key}
     sizes = (600, 60) if tiny else (60000 if "mnist" in config else 50000, 10000)
-    labels = {
-        "data.num_labels": 120,
-        "data.num_clients": 6,
-        "trainer.clients_per_round": 3,
-        "data.server_batch_size": 40,
-    }
+    few = {"num_labels": 120, "num_clients": 6, "server_batch_size": 40}
+    labels = {"trainer.clients_per_round": 3, **{f"data.{name}": value for name, value in few.items()}}
     counted, chosen = Operators(), {**always, **shared, **({**labels, **small} if tiny else {})}
     phases = Phases((lambda: counted.number) if count else seconds)
     environment = {"FEDSSL_RECORD": DESIGNS[design]["FEDSSL_RECORD"]}
@@ -374,12 +363,8 @@ def limits(device: str, tiny: bool) -> Cases:
 
     yield ("launch", "eager", ""), partial(launches, lambda function, device: function)
     yield ("launch", "graph", ""), partial(launches, recorded)
-    for name, dtype, tf32 in (
-        ("bf16", torch.bfloat16, True),
-        ("tf32", torch.float32, True),
-        ("fp32", torch.float32, False),
-    ):
-        yield ("matrix product", name, ""), partial(product, dtype, tf32)
+    for name, dtype in (("bf16", torch.bfloat16), ("tf32", torch.float32), ("fp32", torch.float32)):
+        yield ("matrix product", name, ""), partial(product, dtype, name != "fp32")
     for graph in ("graph", "eager"):
         yield ("step of ten clients", "stacked", graph), partial(steps, True, graph == "graph")
         yield ("step of ten clients", "on a stream each", graph), partial(steps, False, graph == "graph")

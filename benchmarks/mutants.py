@@ -8,7 +8,6 @@ once, and a mutant that is in the file is not run again. Slow tests and those th
 
     python benchmarks/mutants.py --list
     python benchmarks/mutants.py --limit 10 --results runs/mutants.csv
-    python benchmarks/mutants.py --root ../old --tests map.json       # {"algorithms/semifl.py": ["tests/test_a.py"]}
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import ast
 import compileall
 import csv
 import importlib
-import json
 import multiprocessing
 import os
 import py_compile
@@ -75,10 +73,8 @@ def mutants_of(file: str, source: str) -> Iterator[Mutant]:
 
     def walk(node: ast.AST) -> Iterator[ast.AST]:
         """All nodes but annotations, errors that are raised, imports for type checkers and texts."""
-        if (
-            isinstance(node, (ast.Raise, ast.JoinedStr))
-            or "TYPE_CHECKING" in ast.dump(getattr(node, "test", node))[:30]
-        ):
+        test = ast.dump(getattr(node, "test", node))
+        if isinstance(node, (ast.Raise, ast.JoinedStr)) or "TYPE_CHECKING" in test[:30]:
             return
         yield node
         for name, value in ast.iter_fields(node):
@@ -111,10 +107,10 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.expr | ast.stmt, ast.AST]]
         yield "statement", node, ast.Pass()
 
 
-def tests_of(root: Path, file: str, known: dict[str, list[str]]) -> list[str]:
+def tests_of(root: Path, file: str) -> list[str]:
     """The test files of a file of the package, relative to the root."""
     path, tests = Path(file), root / "tests"
-    found = [root / name for name in known.get(file, [])]
+    found: list[Path] = []
     for folder in (tests / path.parent, tests / path.parts[0], tests):
         found = found or sorted(folder.glob(f"test_{path.stem}*.py"))
     found = found or sorted((tests / path.parts[0]).rglob("test_*.py"))
@@ -213,24 +209,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=int, help="run at most so many mutants now")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for the tests of a mutant")
-    parser.add_argument("--tests", type=Path, help="JSON: test files by the mutated file, where the path does not tell")
     parser.add_argument("--results", type=Path, default=Path("runs/mutants.csv"))
     parser.add_argument("--list", action="store_true", help="print the mutants and their tests, and run nothing")
     options = parser.parse_args()
-    known = json.loads(options.tests.read_text()) if options.tests else {}
     package = options.root / PACKAGE
     files = sorted({path for pattern in MUTATED for path in package.glob(pattern) if path.name != "__init__.py"})
     everything = [one for path in files for one in mutants_of(path.relative_to(package).as_posix(), path.read_text())]
     drawn = random.Random(options.seed).sample(everything, min(options.count, len(everything)))
     if options.list:
         for number, one in enumerate(drawn):
-            print(
-                number,
-                f"{one.file}:{one.place[0]}",
-                one.kind,
-                one.new.splitlines()[0],
-                tests_of(options.root, one.file, known),
-            )
+            where, new = f"{one.file}:{one.place[0]}", one.new.splitlines()[0]
+            print(number, where, one.kind, new, tests_of(options.root, one.file))
         return
     options.results.parent.mkdir(parents=True, exist_ok=True)
     rows = list(csv.DictReader(options.results.open())) if options.results.is_file() else []
@@ -246,7 +235,7 @@ def main() -> None:
         compileall.compile_dir(folder, quiet=1, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
         for number in left[: options.limit]:
             one, began = drawn[number], time.monotonic()
-            killed = is_killed(copy, one, tests_of(copy, one.file, known), left_out, sound, options.timeout)
+            killed = is_killed(copy, one, tests_of(copy, one.file), left_out, sound, options.timeout)
             row = {
                 "number": number, "file": one.file, "line": one.place[0], "kind": one.kind, "new": one.new,
                 "result": "killed" if killed else "survived", "seconds": f"{time.monotonic() - began:.0f}",

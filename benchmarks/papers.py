@@ -116,6 +116,7 @@ class SmallResNet(ResNet9):
 
 _HALF = {"server_only_rounds": 100}
 _ONE_PLACE = {**_HALF, "groups": 1, "server_votes": 1_000_000, "consistency_weight": 0}
+_COUNTS_3 = {"groups": 1, "server_votes": 3}
 _GROUPING = {"dataset": "mnist", "clients": 30, "rounds": 160, "local_steps": 2, "lr": 0.06}
 _NORMS: dict[str, dict[str, Any]] = {"batch norm": {"norm": "batch", "groups": 1}, "group norm": {"groups": 1}}
 RGD_CLAIMS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, dict[str, Any]]]] = {
@@ -126,13 +127,9 @@ RGD_CLAIMS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, dict[str, 
         _NORMS,
     ),
     "grouping": (_GROUPING, {}, {"FedAvg": {"groups": 1}, "grouping, S = 3": {"groups": 3, "regroup": "slots"}}),
-    "votes": (_GROUPING, {}, {"FedAvg, server counts 3": {"groups": 1, "server_votes": 3}}),
+    "votes": (_GROUPING, {}, {"FedAvg, server counts 3": _COUNTS_3}),
     "regroup": (_GROUPING, {}, {"regrouping each round, S = 3": {"groups": 3}}),
-    "labels": (
-        _GROUPING,
-        {},
-        {"labels alone, server counts 3": {"groups": 1, "server_votes": 3, "consistency_weight": 0}},
-    ),
+    "labels": (_GROUPING, {}, {"labels alone, server counts 3": {**_COUNTS_3, "consistency_weight": 0}}),
     **{
         f"half, {labels:,} labels": (
             {**_GROUPING, "rounds": 320},
@@ -160,12 +157,10 @@ def fedrgd(settings: dict[str, Any]) -> Iterator[Cell]:
         for variant, options in variants.items():
             network = "SmallNet" if chosen["dataset"] == "mnist" else "SmallResNet"
             own = {name: value for name, value in options.items() if name != "norm"}
+            sgd = {"lr": chosen["lr"], "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
             model = {
                 "network": {"class_path": f"papers.{network}", "init_args": {"norm": options.get("norm", "group")}},
-                "optimizer": {
-                    "class_path": "torch.optim.SGD",
-                    "init_args": {"lr": chosen["lr"], "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4},
-                },
+                "optimizer": {"class_path": "torch.optim.SGD", "init_args": sgd},
                 "schedule": "FractionalCosine",
                 "local_steps": chosen["local_steps"],
                 "bn_buffers": "average" if "label_location" in keys else "slot",  # no server, no buffers of its own

@@ -83,11 +83,9 @@ def reader(kind: str, name: str, wheels: Path, root: Path) -> Callable[[], Pool]
     """
     if name in ("mono", "poly"):
         return partial(cells, wheels, name)
-    return (
-        partial(named, root, name)
-        if kind == "images"
-        else partial({"tables": table, "series": series}[kind], wheels, name)
-    )
+    if kind == "images":
+        return partial(named, root, name)
+    return partial({"tables": table, "series": series}[kind], wheels, name)
 
 
 def federation(pool: Pool, per_class: int, skewed: bool, seed: int) -> dict[str, Array] | None:

@@ -109,9 +109,8 @@ def main() -> None:
                 enable_progress_bar=False, logger=False, default_root_dir=folder,
                 callbacks=[record, FederatedCheckpoint(every_n_rounds=arguments.rounds)],
             ).fit(FedAvg(network=functools.partial(MLP, hidden=(32,))), Data(clients))  # fmt: skip
-        print(
-            f"| {clients:,} | before the first | {1000 * (record.rows[0][0] - started):.0f} | {record.rows[0][1]:.0f} |"
-        )
+        begun, memory = record.rows[0]
+        print(f"| {clients:,} | before the first | {1000 * (begun - started):.0f} | {memory:.0f} |")
         quarter = max(1, (len(record.rows) - 1) // 4)
         for first in range(0, len(record.rows) - quarter, quarter):
             part = record.rows[first : first + quarter + 1]

@@ -119,9 +119,8 @@ def main() -> None:
                 alone = values if method == "labels alone" else alone
                 gain = values - alone
                 half = student.ppf(0.975, len(gain) - 1) * gain.std(ddof=1) / len(gain) ** 0.5
-                print(
-                    f"{name} {metric}: {method:12s} {values.mean():.3f}  {gain.mean():+.3f} +- {half:.3f}", flush=True
-                )
+                row = f"{name} {metric}: {method:12s} {values.mean():.3f}  {gain.mean():+.3f} +- {half:.3f}"
+                print(row, flush=True)
                 for seed, value in zip(options.seeds, values, strict=True):
                     writer.writerow([name, metric, method, seed, f"{value:.4f}"])
                 file.flush()

@@ -35,7 +35,6 @@ class Contender:
         python: The interpreter of its environment.
         module: The module that must be installed in that environment.
         scale: A slow contender runs 1 / scale of the others' rounds in a turn.
-        threads: ``OMP_NUM_THREADS``.
         must_learn: Whether its result is rejected if its loss does not fall.
     """
 
@@ -45,7 +44,6 @@ class Contender:
     python: str = sys.executable
     module: str = "torch"
     scale: int = 1
-    threads: int = 1
     must_learn: bool = True
 
 
@@ -85,7 +83,7 @@ class Worker:
     def __init__(self, contender: Contender, folder: str) -> None:
         self.errors: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 (closed in __exit__)
         settings = {
-            "OMP_NUM_THREADS": str(contender.threads), "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "",
             "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "JAX_PLATFORMS": "cpu",
             "RAY_worker_niceness": "0", "TMPDIR": folder,
         }  # fmt: skip
@@ -146,9 +144,7 @@ class Worker:
         return self.read()
 
 
-def interleave(
-    contenders: Sequence[Contender], rounds: int, turns: int, *, ask_loss: bool = True, warm: int = 1
-) -> dict[str, Result]:
+def interleave(contenders: Sequence[Contender], rounds: int, turns: int, *, ask_loss: bool = True) -> dict[str, Result]:
     """Let contenders run rounds in turns: A B C, A B C, ...
 
     Args:
@@ -156,7 +152,6 @@ def interleave(
         rounds: Rounds of a turn.
         turns: How many turns each has.
         ask_loss: Whether to request the loss of the global model at the end.
-        warm: Number of warm-up rounds before the first turn, which are not measured.
     """
     results = {contender.name: Result() for contender in contenders}
     with ExitStack() as stack:
@@ -170,7 +165,7 @@ def interleave(
         for turn in range(-2, turns + 1):
             for contender, worker in list(running.items()):
                 try:
-                    _take_turn(worker, contender, results[contender.name], turn, turns, rounds, warm, ask_loss)
+                    _take_turn(worker, contender, results[contender.name], turn, turns, rounds, ask_loss)
                 except (WorkerEndedError, BrokenPipeError) as error:
                     results[contender.name].failure = f"failed: {error}"
                     del running[contender]
@@ -178,15 +173,15 @@ def interleave(
 
 
 def _take_turn(
-    worker: Worker, contender: Contender, result: Result, turn: int, turns: int, rounds: int, warm: int, ask_loss: bool
+    worker: Worker, contender: Contender, result: Result, turn: int, turns: int, rounds: int, ask_loss: bool
 ) -> None:
-    """Run one turn: -2 waits for the start, -1 warms up, and the turn after the last one requests the loss."""
+    """Run one turn: -2 waits for the start, -1 is a round to warm up, and the turn after the last requests the loss."""
     if turn == -2:
         worker.read()
         result.first_loss = worker.ask("loss")["loss"] if ask_loss else float("inf")
     elif turn == -1:
-        worker.ask(f"rounds {warm}")
-        result.rounds += warm
+        worker.ask("rounds 1")
+        result.rounds += 1
     elif turn < turns:
         count = max(1, rounds // contender.scale)
         report = worker.ask(f"rounds {count}")

@@ -115,9 +115,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="small sizes, for a trial")
     tiny = parser.parse_args().tiny
-    clients, steps, images, server_steps, server_images, side = (
-        (2, 3, 4, 2, 6, 8) if tiny else (10, 230, 10, 80, 250, 32)
-    )
+    sizes = (2, 3, 4, 2, 6, 8) if tiny else (10, 230, 10, 80, 250, 32)
+    clients, steps, images, server_steps, server_images, side = sizes
     params = init(jax.random.key(0), *((10, 1) if tiny else (28, 2)))
     of_clients = random_batches(jax.random.key(1), (clients, steps, images), side)
     of_server = random_batches(jax.random.key(2), (server_steps, server_images), side)

@@ -43,9 +43,9 @@ class Blocks(Partition):
 class Data(FederatedDataModule):
     """The workload's images; a few of them are the test images."""
 
-    def __init__(self, clients: int = workload.CLIENTS) -> None:
+    def __init__(self) -> None:
         super().__init__(
-            "cifar10", num_clients=clients, num_labels="all", label_location="clients", partition=Blocks(),
+            "cifar10", num_clients=workload.CLIENTS, num_labels="all", label_location="clients", partition=Blocks(),
             client_batch_size=workload.BATCH, validation=0, weak="none", strong="none", normalize=False,
         )  # fmt: skip
         self.spec = SPEC
@@ -78,10 +78,8 @@ class Pause(FederatedCallback):
 def main() -> None:
     """Train until the benchmark ends the process."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--network", required=True, help="lr, cnn or mlpN")
+    parser.add_argument("--network", required=True, help="lr or cnn")
     parser.add_argument("--devices", type=int, default=1, help="ranks")
-    parser.add_argument("--clients", type=int, default=workload.CLIENTS)
-    parser.add_argument("--cohort", type=int, default=workload.COHORT)
     parser.add_argument("--clients_at_once", type=int, default=1)
     parser.add_argument("--precision", default="32-true")
     parser.add_argument("--channels_last", action="store_true")
@@ -89,18 +87,15 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.getLogger("lightning").setLevel(logging.ERROR)
     network = workload.network(arguments.network)
-    algorithm = FedAvg(
-        network=network, optimizer=functools.partial(torch.optim.SGD, lr=workload.rate(arguments.network))
-    )
+    sgd = functools.partial(torch.optim.SGD, lr=workload.rate(arguments.network))
     with tempfile.TemporaryDirectory() as folder:
         FederatedTrainer(
-            max_rounds=10**6, clients_per_round=arguments.cohort, accelerator="cpu", devices=arguments.devices,
-            precision=arguments.precision,
-            channels_last=arguments.channels_last, logger=False,
+            max_rounds=10**6, clients_per_round=workload.COHORT, accelerator="cpu", devices=arguments.devices,
+            precision=arguments.precision, channels_last=arguments.channels_last, logger=False,
             clients_at_once=arguments.clients_at_once,
             callbacks=[Pause(network), FederatedCheckpoint(every_n_rounds=10**6)], enable_progress_bar=False,
             default_root_dir=folder,
-        ).fit(algorithm, Data(arguments.clients))  # fmt: skip
+        ).fit(FedAvg(network=network, optimizer=sgd), Data())  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ class Pacer:
 def network_argument() -> str:
     """``--network`` of the command line."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--network", required=True, help="lr, cnn or mlpN")
+    parser.add_argument("--network", required=True, help="lr or cnn")
     return str(parser.parse_known_args()[0].network)
 
 

@@ -93,11 +93,8 @@ class PlainSemiFL:
 
     def round(self, round_index: int) -> None:
         """One round."""
-        models = [
-            self.train_client(self.data.local_data(client, round_index, self.dtype))
-            for client in sampling.cohort(0, round_index, CLIENTS, COHORT)
-        ]
-        self.average(models)
+        drawn = sampling.cohort(0, round_index, CLIENTS, COHORT)
+        self.average([self.train_client(self.data.local_data(k, round_index, self.dtype)) for k in drawn])
         self.train_server(self.data.local_data(sampling.SERVER, round_index, self.dtype))
         self.measure_statistics()
 
@@ -128,10 +125,9 @@ class PlainSemiFL:
     def pseudo_labels(self, model: nn.Module, data: LocalData) -> Tensor:
         """The global model's class of every image; all labels are used, so that the work is always the same."""
         model.eval()
-        parts = [
-            model(data.weak(part, "labeling", start=SWEEP * i)) for i, part in enumerate(data.unlabeled.split(SWEEP))
-        ]
-        return torch.cat(parts).argmax(1)
+        parts = enumerate(data.unlabeled.split(SWEEP))
+        logits = [model(data.weak(part, "labeling", start=SWEEP * number)) for number, part in parts]
+        return torch.cat(logits).argmax(1)
 
     def batches(self, data: LocalData, labels: Tensor, epoch: int) -> Iterator[tuple[Any, ...]]:
         """Strong and weak views, labels, the images to mix in with their labels, and the mixing ratio."""

@@ -61,7 +61,7 @@ def network(name: str) -> torch.nn.Module:
     """A network with weights that depend on its name alone.
 
     Args:
-        name: ``lr``, ``cnn``, or ``mlpN`` with one hidden layer of N units.
+        name: ``lr`` or ``cnn``.
     """
     import torch
     from torch import nn
@@ -69,9 +69,6 @@ def network(name: str) -> torch.nn.Module:
     torch.manual_seed(0)
     if name == "lr":
         return nn.Sequential(nn.Flatten(), nn.Linear(3072, CLASSES))
-    if name.startswith("mlp"):
-        width = int(name[3:])
-        return nn.Sequential(nn.Flatten(), nn.Linear(3072, width), nn.ReLU(), nn.Linear(width, CLASSES))
     return nn.Sequential(
         nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(12544, 128), nn.ReLU(), nn.Linear(128, CLASSES),

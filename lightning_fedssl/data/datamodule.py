@@ -32,7 +32,7 @@ from lightning_fedssl.data.partition.base import Iid, Partition
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition.natural import NaturalClients
 from lightning_fedssl.data.partition.statistics import statistics
-from lightning_fedssl.data.sources.arrays import Arrays, Datasets, as_dataset
+from lightning_fedssl.data.sources.arrays import Arrays, Datasets
 from lightning_fedssl.data.sources.base import DataSource, LoadedData, check_loaded, measure
 from lightning_fedssl.data.sources.image_lists import ImageFolder, ImageTable
 from lightning_fedssl.data.sources.lightning_data import FromLightning
@@ -266,10 +266,14 @@ class FederatedDataModule(LightningDataModule):
         if isinstance(validation, (int, float, str)):
             rest = {"validation": validation, **rest}
             validation = None
-        given = {"train": train, "test": test, "unlabeled": unlabeled, "validation": validation}
-        samples = {part: as_dataset(data) for part, data in given.items() if data is not None}
+        parts: Any = {
+            "train": train,
+            "test": test,
+            "unlabeled": unlabeled,
+            "validation": validation,
+        }
         source = Datasets(
-            **samples, client_ids=client_ids, test_client_ids=test_client_ids,
+            **parts, client_ids=client_ids, test_client_ids=test_client_ids,
             unlabeled_client_ids=unlabeled_client_ids, class_names=class_names,
         )  # fmt: skip
         if any(source.ids[part] is not None for part in ("train", "unlabeled")):

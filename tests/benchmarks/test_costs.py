@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lightning_fedssl.cli import main
 
-BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
+TABLE = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "costs.md"
 
 
 @pytest.mark.parametrize("config", ["fedavg_digits.yaml", "fedshvr_digits.yaml", "semisfl_digits.yaml"])
-def test_the_table_has_what_a_client_sends_and_receives(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    costs = importlib.import_module("costs")
-
+def test_the_table_has_what_a_client_sends_and_receives(
+    script: Any, config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fit_here(config: str, folder: Path, *options: str) -> None:
         assert main(["fit", f"--config={config}", f"--trainer.default_root_dir={folder}", *options]) == 0
 
-    monkeypatch.setattr(costs.command_line, "fit", fit_here)
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # put back afterwards
-    row = re.search(rf"^\| `{config}` \|(.*)\|$", (BENCHMARKS / "results" / "costs.md").read_text(), re.MULTILINE)
+    monkeypatch.setattr(script.command_line, "fit", fit_here)
+    row = re.search(rf"^\| `{config}` \|(.*)\|$", TABLE.read_text(), re.MULTILINE)
     assert row is not None
-    lines = costs.ledger(
-        config, ["--trainer.callbacks+=CommunicationLedger", "--trainer.max_rounds=2", "--trainer.devices=1"]
-    )
-    assert [part.strip() for part in row[1].split("|")][:4] == [*costs.cell(lines, "down"), *costs.cell(lines, "up")]
+    options = ["--trainer.callbacks+=CommunicationLedger", "--trainer.max_rounds=2", "--trainer.devices=1"]
+    lines = script.ledger(config, options)
+    assert [part.strip() for part in row[1].split("|")][:4] == [*script.cell(lines, "down"), *script.cell(lines, "up")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -10,28 +9,20 @@ import pytest
 
 from tests.toy import ToyData, toy_semifl, toy_trainer
 
-BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("gpu")
-
 
 @pytest.mark.parametrize(("clients", "most"), [(3, 196), (1, 159)])
-def test_a_step_gives_a_gpu_no_more_operators_than_it_did(gpu: Any, clients: int, most: int) -> None:
+def test_a_step_gives_a_gpu_no_more_operators_than_it_did(script: Any, clients: int, most: int) -> None:
     """SemiFL's two passes of WRN-10-1; stacked norms without their rule would make it 250."""
-    step = gpu.step_of(clients, images=4, side=8, device="cpu", small=True)
+    step = script.step_of(clients, images=4, side=8, device="cpu", small=True)
     step()
-    with gpu.Operators() as counted:
+    with script.Operators() as counted:
         step()
     assert counted.number <= most
 
 
-def test_the_phases_of_a_round_hold_all_of_its_operators(gpu: Any, tmp_path: Path) -> None:
-    counted = gpu.Operators()
-    phases = gpu.Phases(lambda: counted.number)
+def test_the_phases_of_a_round_hold_all_of_its_operators(script: Any, tmp_path: Path) -> None:
+    counted = script.Operators()
+    phases = script.Phases(lambda: counted.number)
     trainer = toy_trainer(tmp_path, max_rounds=2, clients_at_once=4, logger=False, callbacks=phases)
     with phases.watching(), counted:
         trainer.fit(toy_semifl(), ToyData())
@@ -41,8 +32,8 @@ def test_the_phases_of_a_round_hold_all_of_its_operators(gpu: Any, tmp_path: Pat
     assert found["stacked steps"] > 10 * found["labels"]
 
 
-def test_every_limit_is_measured_at_small_size(gpu: Any) -> None:
-    cases: dict[Any, Any] = dict(gpu.limits("cpu", True))
+def test_every_limit_is_measured_at_small_size(script: Any) -> None:
+    cases: dict[Any, Any] = dict(script.limits("cpu", True))
     chosen = [case for case in cases if case[0] != "launch" and ("32 to 32" in case[0] or "convol" not in case[0])]
     assert len(chosen) == 3 + 4 + 2 * 4
     for case in chosen:

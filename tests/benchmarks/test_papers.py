@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,9 @@ from lightning_fedssl import Experiment
 
 
 @pytest.fixture
-def papers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parent.parent.parent / "benchmarks"))
+def papers(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.chdir(tmp_path)
-    return importlib.import_module("papers")
+    return script
 
 
 @pytest.mark.parametrize(

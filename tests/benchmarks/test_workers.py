@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
+PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 
 WORKER = """
     import sys, time
@@ -69,24 +69,19 @@ def child_of(parent: int) -> int:
 
 
 @pytest.fixture
-def workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def workers(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """The module, with small scripts in the place of the simulators'; ``tmp_path / "log"`` names who ran a round."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    module = importlib.import_module("workers")
-    monkeypatch.setattr(module, "PEERS", tmp_path)
+    monkeypatch.setattr(script, "PEERS", tmp_path)
     for name, code in ROUNDS.items():
-        script = textwrap.dedent(WORKER).format(
-            peers=str(BENCHMARKS / "peers"),
-            round=code.format(log=str(tmp_path / "log")),
-            before=f"exec({CHILD!r})" if name == "parent" else "",
-        )
-        (tmp_path / f"{name}.py").write_text(script)
-    return module
+        before, log = f"exec({CHILD!r})" if name == "parent" else "", str(tmp_path / "log")
+        worker = textwrap.dedent(WORKER).format(peers=str(PEERS), round=code.format(log=log), before=before)
+        (tmp_path / f"{name}.py").write_text(worker)
+    return script
 
 
 def test_turns_alternate_and_are_counted_per_round(workers: Any, tmp_path: Path) -> None:
     contenders = [workers.Contender("learns", "learns.py"), workers.Contender("too", "too.py", scale=2)]
-    results = workers.interleave(contenders, 4, 2, warm=1)
+    results = workers.interleave(contenders, 4, 2)
     assert (tmp_path / "log").read_text() == "ab" + 2 * ("aaaa" + "bb")
     assert [results[name].rounds for name in ("learns", "too")] == [9, 5]
     assert results["learns"].loss == 0.5**9
@@ -132,7 +127,7 @@ def test_ratios_are_taken_turn_by_turn(workers: Any) -> None:
 
 
 def test_our_worker_has_the_workload_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS / "peers"))
+    monkeypatch.syspath_prepend(str(PEERS))
     ours, workload = importlib.import_module("ours"), importlib.import_module("workload")
     data = ours.Data()
     data.setup("fit")

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from lightning_fedssl.data import FederatedDataModule, GaussianNoise
+from lightning_fedssl.data import Datasets, FederatedDataModule, GaussianNoise
 
 
 def samples(shape: tuple[int, ...], count: int = 60, seed: int = 0) -> TensorDataset:
@@ -24,6 +24,19 @@ def without_labels(count: int = 30) -> TensorDataset:
 def federation(shape: tuple[int, ...] = (5,), **settings: Any) -> FederatedDataModule:
     defaults: dict[str, Any] = {"weak": "none", "strong": GaussianNoise(0.5), "num_labels": 8, "num_clients": 3}
     return FederatedDataModule.from_datasets(samples(shape), samples(shape, 20, 1), **defaults | settings)
+
+
+def own(train: Any, test: Any = None, **options: Any) -> Datasets:
+    """A source of data sets or arrays; the training samples are the test samples if none are given."""
+    return Datasets(train, train if test is None else test, **options)
+
+
+def set_up(source: Any, **settings: Any) -> FederatedDataModule:
+    """A source as a federation of two clients."""
+    defaults: dict[str, Any] = {"weak": "none", "strong": "none", "num_clients": 2, "num_labels": 4}
+    data = FederatedDataModule(source, **defaults | settings)
+    data.setup()
+    return data
 
 
 class Rows(Dataset[Any]):

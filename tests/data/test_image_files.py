@@ -57,9 +57,7 @@ def test_a_cache_gives_what_memory_gives_and_is_made_once(tmp_path: Path, monkey
 def test_an_interrupted_cache_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths, cache = write_images(tmp_path), tmp_path / "cache"
     with monkeypatch.context() as patch:
-        patch.setattr(
-            image_files, "read_image", lambda path, *_: read_image(path, (3, 8, 8)) if path != paths[3] else 1 / 0
-        )
+        patch.setattr(image_files, "read_image", lambda p, *how: read_image(p, *how) if p != paths[3] else 1 / 0)
         with pytest.raises(ZeroDivisionError):
             read_images(paths, (3, 8, 8), str(cache))
     assert torch.equal(read_images(paths, (3, 8, 8), str(cache)), read_images(paths, (3, 8, 8)))
@@ -89,9 +87,7 @@ def test_what_is_no_readable_image_is_named(tmp_path: Path) -> None:
 
 def test_a_network_that_takes_no_images_is_named(tmp_path: Path) -> None:
     Image.new("L", (8, 8)).save(tmp_path / "a.png")
-    with pytest.raises(
-        ValueError, match=r"data.root: image files have 1 or 3 channels, but the network takes \(2, 8, 8\)"
-    ):
+    with pytest.raises(ValueError, match=r"image files have 1 or 3 channels, but the network takes \(2, 8, 8\)"):
         read_image(tmp_path / "a.png", (2, 8, 8))
 
 

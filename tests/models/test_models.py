@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any, get_args
@@ -25,11 +24,11 @@ from lightning_fedssl.models.layers import num_groups
 
 NORMS: tuple[NormKind, ...] = get_args(NormKind)
 SMALL: dict[str, Callable[..., Network]] = {
-    "CNN": functools.partial(CNN, width=4),
-    "WideResNet": functools.partial(WideResNet, depth=10, widen_factor=1),
-    "ResNet9": functools.partial(ResNet9, width=4),
-    "ResNet8": functools.partial(ResNet8, width=4),
-    "ResNet18": functools.partial(ResNet18, width=4),
+    "CNN": partial(CNN, width=4),
+    "WideResNet": partial(WideResNet, depth=10, widen_factor=1),
+    "ResNet9": partial(ResNet9, width=4),
+    "ResNet8": partial(ResNet8, width=4),
+    "ResNet18": partial(ResNet18, width=4),
 }
 
 
@@ -53,6 +52,10 @@ def num_parameters(network: nn.Module) -> int:
         (lambda: MLP(in_shape=(1, 28, 28)), 199_210),
         (lambda: MLP(in_shape=(1, 28, 28), hidden=(5000,)), 3_975_010),
         (lambda: MLP(num_classes=3, in_shape=(1, 2, 2), hidden=()), 15),
+        (partial(EMNISTCNN, norm="none"), 1_204_655),
+        (partial(EMNISTCNN, norm="group"), 1_204_847),
+        (VGG11, 9_231_114),
+        (partial(VGG11, norm="batch"), 9_231_114),
         (lambda: CNN(in_shape=(1, 8, 8), width=2, norm="none"), 2 * 10 + 4 * 19 + 8 * 37 + 10 * 9),
     ],
 )
@@ -165,22 +168,6 @@ def test_norm_groups_reach_every_group_norm(name: str) -> None:
     assert {layer.num_groups for layer in layers} == {2}
     default = [m.num_groups for m in SMALL[name](norm="group").modules() if isinstance(m, nn.GroupNorm)]
     assert default == [num_groups(layer.num_channels) for layer in layers]
-
-
-@pytest.mark.parametrize(
-    ("network", "shape", "parameters"),
-    [
-        (partial(EMNISTCNN, norm="none"), (1, 28, 28), 1_204_655),
-        (partial(EMNISTCNN, norm="group"), (1, 28, 28), 1_204_847),
-        (VGG11, (3, 32, 32), 9_231_114),
-        (partial(VGG11, norm="batch"), (3, 32, 32), 9_231_114),
-    ],
-)
-def test_networks_have_the_published_size(network: Any, shape: Any, parameters: int) -> None:
-    built = network(in_shape=shape)
-    assert sum(p.numel() for p in built.parameters()) == parameters
-    classes = 47 if shape[0] == 1 else 10
-    assert built.eval()(torch.zeros(2, *shape)).shape == (2, classes)
 
 
 def test_vgg_averages_the_maps_of_larger_images() -> None:

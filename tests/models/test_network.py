@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from lightning_fedssl.models import (
     CNN,
     MLP,
-    Network,
     NetworkFactory,
     WideResNet,
     build_network,
@@ -147,15 +146,6 @@ def test_timm_functions_and_partials() -> None:
     by_path["dict_kwargs"] = {"num_classes": 7, "in_chans": 1}
     for factory in (configured(by_path), functools.partial(timm.create_model, "test_resnet", in_chans=1)):
         assert build_network(factory, 7, (1, 32, 32))(torch.zeros(2, 1, 32, 32)).shape == (2, 7)
-
-
-def mlp_of(num_classes: int, in_shape: tuple[int, int, int]) -> Network:
-    return MLP(num_classes, in_shape)
-
-
-@pytest.mark.parametrize("factory", [CNN, functools.partial(CNN, width=4), mlp_of, WiderCNN])
-def test_python_callables(factory: Callable[..., nn.Module]) -> None:
-    assert build_network(factory, 7, (1, 8, 8))(torch.zeros(2, 1, 8, 8)).shape == (2, 7)
 
 
 def test_a_network_without_parameters_for_classes_is_taken_if_it_fits() -> None:

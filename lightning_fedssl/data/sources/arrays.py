@@ -87,10 +87,10 @@ class Datasets(DataSource):
         class_names: Sequence[str] | None = None,
     ) -> None:
         self.parts = {
-            "train": train,
-            "test": test,
-            "unlabeled": unlabeled,
-            "validation": validation,
+            "train": as_dataset(train),
+            "test": as_dataset(test),
+            "unlabeled": as_dataset(unlabeled),
+            "validation": as_dataset(validation),
         }
         given = {"train": client_ids, "test": test_client_ids, "unlabeled": unlabeled_client_ids}
         self.ids = {
@@ -217,17 +217,17 @@ class Arrays(Datasets):
                 f"{', '.join(ids)}"
             )
         parts: dict[str, Any] = {
-            part: as_dataset([arrays[name] for name in (part, f"{part}_labels") if name in arrays])
+            part: [arrays[name] for name in (part, f"{part}_labels") if name in arrays]
             for part in ("train", "test", *extra - {"validation_labels"})
         }
         super().__init__(**parts, **ids, class_names=class_names)
 
 
-def as_dataset(data: Dataset[Any] | Sequence[Any]) -> Dataset[Any]:
+def as_dataset(data: Any) -> Any:
     """A data set, from a data set or a tuple of arrays or tensors.
 
     Args:
-        data: A data set, ``(samples, labels)`` or ``(samples,)``; the labels may be a list.
+        data: A data set, ``(samples, labels)``, ``(samples,)`` or None; the labels may be a list.
     """
     match data:
         case Tensor() | np.ndarray() as samples, list() as labels:
@@ -235,7 +235,7 @@ def as_dataset(data: Dataset[Any] | Sequence[Any]) -> Dataset[Any]:
     if not isinstance(data, (tuple, list)) or not all(
         isinstance(part, (Tensor, np.ndarray)) for part in data
     ):
-        return data  # type: ignore[return-value]
+        return data
     try:
         return TensorDataset(*map(as_tensor, data))
     except (TypeError, AssertionError) as error:  # text or Python objects; or two lengths

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lightning_fedssl.data.datasets import shortened
-from lightning_fedssl.data.sources.arrays import Datasets, as_dataset
+from lightning_fedssl.data.sources.arrays import Datasets
 from lightning_fedssl.data.sources.base import Row, part_of, read_csv
 from lightning_fedssl.data.sources.reading import MISSING, NO_LABEL, Reading, cut, listed
 
@@ -127,7 +127,7 @@ class Table(Datasets):
         parts: dict[str, Any] = {"class_names": classes}
         for part in found:
             lines = np.flatnonzero(place == part)
-            parts[part] = as_dataset((features[lines], labels[lines]))
+            parts[part] = features[lines], labels[lines]
             if client_column and part in _CLIENTS_OF:
                 parts[_CLIENTS_OF[part]] = [rows[line][client_column] or None for line in lines]
         super().__init__(**parts)

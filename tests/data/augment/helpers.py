@@ -14,10 +14,9 @@ MEAN, STD = (0.49, 0.48, 0.45), (0.20, 0.19, 0.21)
 BILINEAR = Image.Resampling.BILINEAR
 
 
-def spec(name: str = "cifar10", channels: int = 3, side: int = 32) -> Any:
-    return SimpleNamespace(
-        name=name, in_shape=(channels, side, side), mean=MEAN[:channels], std=STD[:channels], pixels=True
-    )
+def spec(name: str = "cifar10", channels: int = 3, side: int = 32, width: int = 0) -> Any:
+    shape = (channels, side, width or side)
+    return SimpleNamespace(name=name, in_shape=shape, mean=MEAN[:channels], std=STD[:channels], pixels=True)
 
 
 def pictures(channels: int = 3, height: int = 32, width: int = 32, count: int = 12, seed: int = 0) -> Tensor:

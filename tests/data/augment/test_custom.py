@@ -26,13 +26,8 @@ from lightning_fedssl.data import (
 )
 from lightning_fedssl.data.augment.custom import adapt
 from lightning_fedssl.models import MLP
-from tests.data.helpers import federation, samples
+from tests.data.helpers import federation, own, samples, set_up
 from tests.toy import assert_same, toy_trainer, weights
-
-
-@pytest.fixture(autouse=True)
-def _seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
 
 
 def test_the_stored_values_stay_as_they_are() -> None:
@@ -145,8 +140,7 @@ def test_a_view_of_images_gets_pixels_from_0_to_1() -> None:
         seen.append(float(x.max()))
         return x
 
-    data = FederatedDataModule.from_datasets(pair, pair, weak=view, strong="none", num_clients=2, num_labels=4)
-    data.setup()
+    data = set_up(own(pair), weak=view)
     local, rows = data.local_data(0, 1), torch.arange(1, 4)
     torch.testing.assert_close(local.weak(rows, "x"), local.plain(rows))
     assert seen[-1] == pytest.approx(0.2)
@@ -155,10 +149,7 @@ def test_a_view_of_images_gets_pixels_from_0_to_1() -> None:
 def test_a_view_of_images_computes_in_the_type_of_the_training() -> None:
     images = torch.arange(30 * 16).remainder(256).to(torch.uint8).view(30, 1, 4, 4)
     pair = TensorDataset(images, torch.arange(30) % 2)
-    settings: dict[str, Any] = {"weak": lambda x: x, "strong": lambda x: x, "num_clients": 2, "num_labels": 4}
-    data = FederatedDataModule.from_datasets(pair, pair, **settings)
-    data.setup()
-    rows = torch.arange(30)
+    data, rows = set_up(own(pair), weak=lambda x: x, strong=lambda x: x), torch.arange(30)
     exact = data.local_data(0, 1, torch.float64)
     for view in (exact.weak, exact.strong):  # rounded to 32 bits, they differ by about 1e-7
         torch.testing.assert_close(view(rows, "x"), exact.plain(rows), rtol=0, atol=1e-14)

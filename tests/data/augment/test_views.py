@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,10 +83,7 @@ def test_empty_batch_stays_empty(kind: str) -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(ALL_VIEWS), st.integers(1, 40), st.integers(1, 40), st.sampled_from([1, 3]), st.integers(0, 99))
 def test_any_image_size_works(kind: str, height: int, width: int, channels: int, seed: int) -> None:
-    shape = SimpleNamespace(
-        name="x", in_shape=(channels, height, width), mean=MEAN[:channels], std=STD[:channels], pixels=True
-    )
-    view = by_name(shape, kind)
+    view = by_name(spec("x", channels, height, width), kind)
     images = pictures(channels, height, width, count=6, seed=seed)
     result = view(images, sampling.sample_keys(seed, 6))
     assert result.shape == images.shape

@@ -37,6 +37,7 @@ from tests.data.partition.helpers import (
     all_labeled,
     draw,
     drawn_with_unlabeled,
+    hand_split,
     held,
     sizes,
 )
@@ -264,9 +265,7 @@ def test_from_file_repeats_labels_at_the_clients_beside_images_of_the_server(
     split.save(tmp_path / "p.json")
     source = FromFile(str(tmp_path / "p.json"))
     assert draw(source, labels, num_labels=num_labels, location="clients").hash == split.hash
-    with pytest.raises(
-        ValueError, match=r"data\.label_location: 'server', but .* has 20 labels at the server and \d+ at"
-    ):
+    with pytest.raises(ValueError, match=r"data\.label_location: 'server', but .* has 20 labels at the server and"):
         draw(source, labels, num_labels=num_labels, location="server")
 
 
@@ -278,9 +277,7 @@ def test_shards_that_cannot_hold_all_classes_are_refused(classes_per_client: int
 
 def test_a_sample_without_label_is_not_assigned_as_labelled() -> None:
     asked = SplitRequest(torch.tensor([0, 1, 0, -1]), 2, 1, 2, "server", without_label=torch.tensor([3]))
-    made = FederatedSplit(
-        0, torch.tensor([0, 3]), [ClientIndices(torch.tensor([], dtype=torch.int64), torch.tensor([1]))]
-    )
+    made = hand_split([1], server=[0, 3])
     with pytest.raises(ValueError, match="mine gives samples without a label as labelled ones"):
         check_samples(made, asked, "mine", "")
 
@@ -290,16 +287,16 @@ def test_from_file_refuses_what_does_not_fit(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     draw(Iid(), labels).save(path)
     source = FromFile(str(path))
-    with pytest.raises(ValueError, match=r"data\.num_clients: 11, but .* has 10 clients"):
-        draw(source, labels, num_clients=11)
-    with pytest.raises(ValueError, match=r"data\.num_labels: 50, but .* has 40 labels"):
-        draw(source, labels, num_labels=50)
-    with pytest.raises(ValueError, match=r"data\.num_labels: all, but"):
-        draw(source, labels, num_labels="all")
-    with pytest.raises(ValueError, match=r"data\.label_location: 'clients', but"):
-        draw(source, labels, location="clients")
-    with pytest.raises(ValueError, match=r"names the samples 0 to 399 of 300"):
-        draw(source, labels[:300])
+    asked: list[tuple[dict[str, Any], str]] = [
+        ({"num_clients": 11}, r"data\.num_clients: 11, but .* has 10 clients"),
+        ({"num_labels": 50}, r"data\.num_labels: 50, but .* has 40 labels"),
+        ({"num_labels": "all"}, r"data\.num_labels: all, but"),
+        ({"location": "clients"}, r"data\.label_location: 'clients', but"),
+        ({"labels": labels[:300]}, "names the samples 0 to 399 of 300"),
+    ]
+    for settings_asked, message in asked:
+        with pytest.raises(ValueError, match=message):
+            draw(source, **{"labels": labels} | settings_asked)
     held_out = labels.clone()
     held_out[:200] = -1
     with pytest.raises(ValueError, match=r"samples that this run holds out; use the data set, seed_everything"):
@@ -366,9 +363,7 @@ class Assigns(Partition):
 
 @pytest.mark.parametrize("parts", [None, [[0]], [[0], [999]], [[-1], [1]], [["a"], [1]]])
 def test_a_mistake_in_a_rule_of_a_user_s_own_is_named(parts: Any) -> None:
-    with pytest.raises(
-        ValueError, match=r"data\.partition: Assigns\.assign must return for every client the positions"
-    ):
+    with pytest.raises(ValueError, match=r"data\.partition: Assigns\.assign must return for every client the"):
         ToyData(partition=Assigns(parts), num_clients=2).setup("fit")
 
 

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_fedssl import sampling
-from lightning_fedssl.data import ClassSkew, FederatedDataModule
+from lightning_fedssl.data import ClassSkew
 from lightning_fedssl.data.partition.class_skew import largest_remainder, targets
 from lightning_fedssl.data.partition.federated_split import SplitRequest
 from lightning_fedssl.data.partition.statistics import statistics
+from tests.data.helpers import set_up
 
 
 def labels_of(*sizes: int) -> torch.Tensor:
@@ -80,18 +81,12 @@ def test_rounding_keeps_the_sum_and_settles_ties_by_lot() -> None:
     drawn = {tuple(largest_remainder(target, 6, sampling.rng(seed, "ties"))) for seed in range(20)}
     assert all(sum(counts) == 6 and set(counts) == {1, 2} for counts in drawn)
     assert len(drawn) > 1
-    assert largest_remainder(np.array([48.000000000000007, 11.999999999999993]), 60, sampling.rng(0)).tolist() == [
-        48,
-        12,
-    ]
+    almost = np.array([48.000000000000007, 11.999999999999993])
+    assert largest_remainder(almost, 60, sampling.rng(0)).tolist() == [48, 12]
 
 
-def test_the_server_can_hold_labelled_images_beside_labelled_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
-    data = FederatedDataModule(
-        "digits", num_clients=4, num_labels="all", label_location="clients", partition=ClassSkew(0.3, server_images=50)
-    )
-    data.setup()
+def test_the_server_can_hold_labelled_images_beside_labelled_clients() -> None:
+    data = set_up("digits", num_labels="all", label_location="clients", partition=ClassSkew(0.3, server_images=50))
     assert len(data.split.server_labeled) == 50
     assert data.true_labels(data.split.server_labeled).bincount().tolist() == [5] * 10
     held = torch.cat([data.split.server_labeled, *(client.labeled for client in data.split.clients)])

@@ -70,8 +70,5 @@ def test_counts_of_the_published_setting() -> None:
 
 
 def test_too_many_labels_are_refused() -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"data\.num_labels: the clients would have 700 labelled samples of class 0, but there are only 600",
-    ):
+    with pytest.raises(ValueError, match=r"data\.num_labels: .* 700 labelled samples of class 0, .* only 600"):
         split(7000)

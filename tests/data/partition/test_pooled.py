@@ -16,9 +16,8 @@ def test_pooled_images_are_those_of_the_federation_with_the_same_labels(of: Part
     federation = draw(of, CIFAR_LABELS[:1003], num_clients=20, num_labels=50, seed=seed)
     pooled = draw(Pooled(20, of), CIFAR_LABELS[:1003], num_clients=1, num_labels=50, location="clients", seed=seed)
     assert torch.equal(pooled.clients[0].labeled, federation.server_labeled)
-    assert set(pooled.clients[0].unlabeled.tolist()) == set(
-        torch.cat([c.unlabeled for c in federation.clients]).tolist()
-    )
+    apart = torch.cat([client.unlabeled for client in federation.clients])
+    assert set(pooled.clients[0].unlabeled.tolist()) == set(apart.tolist())
     assert len(pooled.clients) == 1
     assert len(pooled.server_labeled) == 0
 

@@ -89,9 +89,8 @@ def test_unknown_classes_are_not_called_alike() -> None:
 
 
 def test_the_picture_names_classes_and_clients() -> None:
-    plain, named = (
-        pixels(statistics(hand_split([0], [1]), torch.tensor([0, 1]), 2, "image", *names))
-        for names in ((), (("benign", "malignant"), ("north", "south")))
-    )
+    split, labels = hand_split([0], [1]), torch.tensor([0, 1])
+    plain = pixels(statistics(split, labels, 2))
+    named = pixels(statistics(split, labels, 2, "image", ("benign", "malignant"), ("north", "south")))
     assert plain.shape == named.shape
     assert not np.array_equal(plain, named)

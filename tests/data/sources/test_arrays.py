@@ -10,22 +10,15 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from lightning_fedssl.algorithms import SemiFL
 from lightning_fedssl.callbacks import PseudoLabelQuality
 from lightning_fedssl.cli.lightning_cli import FederatedCLI
 from lightning_fedssl.data import Arrays, Datasets, FederatedDataModule, FromFile
 from lightning_fedssl.models import MLP
-from tests.data.helpers import Rows, federation, samples, without_labels
+from tests.data.helpers import Rows, federation, own, samples, set_up, without_labels
 from tests.toy import toy_trainer
-
-OWN: dict[str, Any] = {"weak": "none", "strong": "none", "num_clients": 2, "num_labels": 2, "validation": 0}
-
-
-@pytest.fixture(autouse=True)
-def _seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
 
 
 def semifl(**settings: Any) -> SemiFL:
@@ -48,30 +41,25 @@ def test_numbers_of_any_shape_are_normalised_and_trained_on(shape: tuple[int, ..
 
 def test_samples_with_a_gradient_are_detached() -> None:
     x = samples((3,)).tensors[0].requires_grad_()
-    data = FederatedDataModule.from_datasets((x, torch.arange(60) % 2), samples((3,), 20), **OWN)
-    data.setup()
+    data = set_up(own((x, torch.arange(60) % 2), samples((3,), 20)))
     assert not data.local_data(0, 1).images.requires_grad
 
 
 def test_sixteen_bit_images_are_scaled_by_their_range() -> None:
     images = torch.tensor([0, 65535, 13107, 0], dtype=torch.int32).to(torch.uint16).view(4, 1, 1, 1)
     pair = TensorDataset(images, torch.tensor([0, 1, 0, 1]))
-    data = FederatedDataModule.from_datasets(
-        pair, pair, weak="none", strong="none", num_clients=1, num_labels=2, validation=0
-    )
-    data.setup()
+    data = set_up(own(pair), num_clients=1, num_labels=2, validation=0)
     torch.testing.assert_close(data.local_data(0, 1).images.flatten(), torch.tensor([0, 1, 0.2, 0]))
 
 
 def test_eight_bit_images_stay_bytes_and_must_have_channels_first() -> None:
     images, labels = torch.zeros((20, 8, 8, 3), dtype=torch.uint8), torch.arange(20) % 2
     first = images.permute(0, 3, 1, 2), labels
-    data = FederatedDataModule.from_datasets(first, first, **OWN)
-    data.setup()
+    data = set_up(own(first))
     assert data.local_data(0, 1).images.dtype == torch.uint8
     for wrong in (images, images[..., 0]):
         with pytest.raises(ValueError, match=r"train samples are torch\.uint8 of shape"):
-            FederatedDataModule.from_datasets((wrong, labels), (wrong, labels), **OWN)
+            own((wrong, labels)).load()
 
 
 def test_samples_without_labels_go_to_the_clients_only() -> None:
@@ -111,9 +99,8 @@ def test_samples_without_labels_follow_their_identifiers_and_the_file_of_a_parti
     data.setup()
     assert data.local_data(3, 1).unlabeled.tolist() == list(range(61, 90, 2))
     data.split.save(tmp_path / "partition.json")
-    again = federation(
-        unlabeled=without_labels(), **ids, num_clients=4, partition=FromFile(str(tmp_path / "partition.json"))
-    )
+    source = FromFile(str(tmp_path / "partition.json"))
+    again = federation(unlabeled=without_labels(), **ids, num_clients=4, partition=source)
     again.setup()
     assert again.split.hash == data.split.hash
     with pytest.raises(ValueError, match="give client_ids and unlabeled_client_ids, or none of them"):
@@ -236,38 +223,6 @@ def test_arrays_of_a_file_are_read(tmp_path: Path) -> None:
         Arrays("nowhere.npz")
 
 
-# What a data set gives
-
-
-class Given(Dataset[Any]):
-    def __init__(self, *items: Any) -> None:
-        self.items = items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, row: int) -> Any:
-        item = self.items[row]
-        return item() if callable(item) else item
-
-
-X = torch.zeros(3)
-BAD_ITEMS: list[tuple[Given, str]] = [
-    (Given((X, "cat")), r"train\[0\] has the label \'cat\'"),
-    (Given((X, 0.5)), "0.5 is no label"),
-    (Given({"x": X, "y": 0}), "rows with named columns are wrapped in Columns"),
-    (Given((X, 0), (X[:2], 1)), r"sample 0 is \(3,\) torch.float32, sample 1 \(2,\)"),
-    (Given(lambda: (torch.rand(3), 0)), r"train\[0\] differs between two readings; remove random transforms"),
-    (Given(), "train is Given; give a data set with samples"),
-]
-
-
-@pytest.mark.parametrize(("given", "message"), BAD_ITEMS)
-def test_items_that_cannot_be_used_are_named(given: Given, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"data\.dataset: .*{message}"):
-        Datasets(given, samples((3,))).load()
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -287,15 +242,19 @@ def test_what_does_not_fit_is_refused_by_name(settings: dict[str, Any], message:
 def test_labels_may_be_a_list_or_unsigned(kind: str) -> None:
     labels = [0, 1, 2] * 4
     pair: Any = (np.zeros((12, 2)), labels if kind == "list" else np.array(labels, dtype=kind))
-    data = FederatedDataModule.from_datasets(pair, pair, class_names=["a", "b", "c"], **OWN | {"num_labels": 3})
-    data.setup()
+    data = set_up(own(pair, class_names=["a", "b", "c"]), num_labels=3, validation=0)
     assert data.true_labels(torch.arange(12)).tolist() == labels
-    assert FederatedDataModule.from_datasets(pair, pair, **OWN).num_classes == 3
+    assert FederatedDataModule(own(pair), weak="none", strong="none").num_classes == 3
     with pytest.raises(ValueError, match="2 is no label"):
-        FederatedDataModule.from_datasets(pair, pair, class_names=["a", "b"], **OWN)
+        own(pair, class_names=["a", "b"]).load()
+
+
+def test_a_data_set_without_samples_is_refused() -> None:
+    with pytest.raises(ValueError, match="train is Rows; give a data set with samples"):
+        Datasets(Rows(0), samples((5,))).load()
 
 
 def test_tensors_need_one_label_for_each_sample() -> None:
     for pair in ((torch.zeros(4, 2), torch.zeros(3)), (np.zeros((3, 2)), np.array(["a", "b", "a"]))):
         with pytest.raises(ValueError, match=r"the arrays are .*; give numbers, one row for each sample"):
-            FederatedDataModule.from_datasets(pair, pair, **OWN)
+            own(pair)

@@ -11,16 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedssl.data import DataSource, FederatedDataModule, Iid, LoadedData, NaturalClients
+from lightning_fedssl.data import DataSource, Iid, LoadedData, NaturalClients
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.sources.base import number_clients, read_csv
 from lightning_fedssl.data.sources.reading import Reading
-from tests.data.helpers import federation, samples
-
-
-@pytest.fixture(autouse=True)
-def _seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+from tests.data.helpers import federation, samples, set_up
 
 
 class Mistaken(DataSource):
@@ -73,12 +68,11 @@ class Mistaken(DataSource):
 )
 def test_a_mistake_in_a_source_of_a_user_s_own_is_named(mistake: str | float, message: str) -> None:
     with pytest.raises(ValueError, match=f"data.dataset: Mistaken.*{message}"):
-        FederatedDataModule(Mistaken(mistake), weak="none", strong="none", num_clients=2, num_labels=4).setup()
+        set_up(Mistaken(mistake))
 
 
 def test_labels_of_a_source_may_be_whole_numbers_of_any_type_or_left_out() -> None:
-    data = FederatedDataModule(Mistaken(-1.0), weak="none", strong="none", num_clients=2, num_labels=4)
-    data.setup()
+    data = set_up(Mistaken(-1.0))
     assert data.true_labels(torch.tensor([2, 3, 4])).tolist() == [0, -1, 0]
     assert data.statistics.unknown_counts is not None
 
@@ -86,9 +80,8 @@ def test_labels_of_a_source_may_be_whole_numbers_of_any_type_or_left_out() -> No
 @pytest.mark.parametrize("location", ["server", "clients"])
 def test_natural_clients_hold_their_own_samples_and_test_samples(location: Any) -> None:
     ids = [f"site {k % 4}" for k in range(60)]
-    data = federation(
-        client_ids=ids, test_client_ids=["site 3", "elsewhere"] * 10, num_clients=4, label_location=location
-    )
+    tested = ["site 3", "elsewhere"] * 10
+    data = federation(client_ids=ids, test_client_ids=tested, num_clients=4, label_location=location)
     data.setup()
     assert data.num_clients == 4
     for client in range(4):
@@ -104,14 +97,12 @@ def test_natural_clients_hold_their_own_samples_and_test_samples(location: Any) 
 
 def test_clients_of_the_data_are_mixed_without_a_warning_only_if_asked() -> None:
     source = federation(client_ids=["a", "b", "c"] * 20).source
-    assert source is not None
-    settings: dict[str, Any] = {"weak": "none", "strong": "none", "num_clients": 3, "num_labels": 8}
     with pytest.warns(UserWarning, match=r"data\.partition is left out: Iid mixes the samples of the 3 clients"):
-        FederatedDataModule(source, **settings).setup()
+        set_up(source, num_clients=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for rule in (Iid(), NaturalClients()):
-            FederatedDataModule(source, partition=rule, **settings).setup()
+            set_up(source, num_clients=3, partition=rule)
 
 
 def test_clients_of_test_samples_alone_are_named() -> None:

@@ -10,8 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_fedssl.data import Columns, Datasets, FederatedDataModule
+from lightning_fedssl.data import Columns, Datasets
 from lightning_fedssl.data.image_files import read_image
+from tests.data.helpers import set_up
 
 
 class Feature:
@@ -57,10 +58,7 @@ def test_the_real_library_is_read(tmp_path: Path) -> None:
 def test_columns_adapt_rows_from_python() -> None:
     rows = [{"x": [float(k), 1.0], "y": k % 2} for k in range(20)]
     columns = Columns(rows, sample="x", label="y")
-    data = FederatedDataModule.from_datasets(
-        columns, columns, Columns(rows, sample="x", label=None), weak="none", strong="none", num_clients=2, num_labels=4
-    )
-    data.setup()
+    data = set_up(Datasets(columns, columns, Columns(rows, sample="x", label=None)))
     assert data.local_data(0, 1).images.shape == (40, 2)
 
 

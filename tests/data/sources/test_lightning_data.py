@@ -20,23 +20,15 @@ from torch.utils.data import (
 )
 
 from lightning_fedssl.algorithms import FedAvg
-from lightning_fedssl.data import FederatedDataModule, FromLightning
+from lightning_fedssl.data import FromLightning
 from lightning_fedssl.models import MLP
-from tests.data.helpers import Pairs, Rows, samples
+from tests.data.helpers import Pairs, Rows, samples, set_up
 from tests.toy import toy_trainer
 
 
-@pytest.fixture(autouse=True)
-def _seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
-
-
 def test_a_lightning_data_module_is_adapted_and_a_bare_one_is_refused(tmp_path: Path) -> None:
-    data = FederatedDataModule(
-        Pairs(), weak="none", strong="none", num_clients=3, num_labels=9, label_location="clients"
-    )
-    algorithm = FedAvg(network=partial(MLP, hidden=(4,)))
-    toy_trainer(tmp_path, max_rounds=1).fit(algorithm, data)
+    data = set_up(Pairs(), num_clients=3, label_location="clients")
+    toy_trainer(tmp_path, max_rounds=1).fit(FedAvg(network=partial(MLP, hidden=(4,))), data)
     assert data.in_shape == (5,)
     with pytest.raises(TypeError, match=r"FederatedDataModule\(datamodule, weak=\.\.\.,"):
         toy_trainer(tmp_path).fit(FedAvg(network=MLP), Pairs())  # type: ignore[arg-type]

@@ -18,21 +18,12 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from lightning_fedssl.callbacks import RoundProgress
 from lightning_fedssl.data import Datasets, FederatedDataModule, ImageFolder, ImageTable, SiteFolders, Table
 from lightning_fedssl.data.sources.reading import Reading
-from tests.data.helpers import samples
-
-OWN: dict[str, Any] = {"weak": "none", "strong": "none", "num_clients": 2, "num_labels": 4}
+from tests.data.helpers import samples, set_up
 
 
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     monkeypatch.chdir(tmp_path)
-
-
-def set_up(source: Any, **settings: Any) -> FederatedDataModule:
-    data = FederatedDataModule(source, **OWN | settings)
-    data.setup()
-    return data
 
 
 # Tables
@@ -84,6 +75,7 @@ def test_a_table_is_read_and_reported(text: str, settings: dict[str, Any], featu
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("x,label\n1,a\n", {}, "needs rows of train and of test"),
     (column("y", {row: f"{row % 7},5" for row in ALL}), {}, "y: 60 of 60 cells are no numbers: '2,5' in row 2"),
     (column("y", dict.fromkeys(ALL, "1,234")), {}, "correct or empty them, or give categorical or ignore"),
     (column("y", {18: "?"}), {"strict": True}, "y: 1 of 60 cells are no numbers: '[?]' in row 18"),
@@ -141,7 +133,7 @@ def test_arrays_of_other_machines_and_views_are_read(kind: str) -> None:
     values = np.arange(450).reshape(90, 5)
     given = values[::-1] if kind == "reversed" else values.astype(kind)
     pair: Any = (given, LABELS.astype(">i8"))
-    loaded = FederatedDataModule.from_datasets(pair, pair, **OWN).source.load()  # type: ignore[union-attr]
+    loaded = FederatedDataModule.from_datasets(pair, pair, weak="none", strong="none").source.load()  # type: ignore[union-attr]
     assert np.array_equal(loaded.train.images.numpy(), given)
     assert loaded.train.labels.tolist() == LABELS.tolist()
 
@@ -196,6 +188,9 @@ BAD: list[tuple[Callable[[int], Any], str]] = [
     (lambda i: (image(3, 8, 8), 0, "path"), "got 3 values"),
     (lambda i: (float(i), i % 2), "where a sample is one number"),
     (lambda i: (torch.ones(5, dtype=torch.complex64), i % 2), "give real numbers"),
+    (lambda i: (torch.ones(5), 0.5), "0.5 is no label"),
+    (lambda i: {"x": torch.ones(5), "y": 0}, "rows with named columns are wrapped in Columns"),
+    (lambda i: (torch.ones(3 - i % 2), i % 2), r"sample 0 is \(3,\) torch.float32, sample 1 \(2,\)"),
     (rarely_random, "train draws random numbers"),
     (lambda i: (torch.full((5,), np.random.default_rng().random()), i % 2), "differs between two readings"),
     (lambda i: (torch.tensor([1, np.nan if i == 7 else 1.0]), i % 2), r"train: 1 of 40 .*\(the first is sample 7\)"),
@@ -319,10 +314,10 @@ def test_a_wrong_folder_is_described(made: list[str], root: str, message: str) -
         ImageFolder(root, 8).load()
 
 
-def test_sites_leave_out_what_folders_leave_out() -> None:
-    photos("train/@eaDir/a/0.png", "train/a/0.heic", "train/0.heic")
+def test_sites_leave_out_what_folders_leave_out_and_hidden_ones() -> None:
+    photos("train/@eaDir/a/0.png", "train/.hidden/0.png", ".Trash/a/0.png", "train/a/0.heic", "train/0.heic")
     source = SiteFolders("photos", 8, test_every=4)
-    assert source.describe().client_names == ("test", "train")
+    assert (source.describe().client_names, source.describe().class_names) == (("test", "train"), ("a", "b"))
     assert "@eaDir/ (1)" in source.reading.warnings[0]
 
 
