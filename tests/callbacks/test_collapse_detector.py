@@ -47,32 +47,43 @@ def test_a_collapse_is_named_once_and_again_after_a_recovery(caplog: pytest.LogC
     assert "one class has 99 % of the global model's predictions on the validation data, of which 10 %" in found[0]
 
 
-@pytest.mark.parametrize(
-    ("share", "accuracy"),
-    [(0.94, 0.1), (1.0, 0.6)],
-    ids=["several classes", "one class, rightly: all images are of that class"],
-)
-def test_no_collapse_is_named(caplog: pytest.LogCaptureFixture, share: float, accuracy: float) -> None:
-    assert warnings(caplog, rounds(*[(share, accuracy)] * 9)) == []
+DEAD, SURE = rounds((1.0, 0.1)), {"client/mask_rate": 0.7}
+UNTRAINED = [SURE | {"val/accuracy": 0.4}]
+DECLINES: Any = [{"client/mask_rate": 0.4, "val/accuracy": value} for value in (0.7, 0.55, 0.55, 0.55)]
 
 
-def test_most_pixels_may_be_background(caplog: pytest.LogCaptureFixture) -> None:
-    assert not warnings(caplog, [{"pseudo_label/largest_class_share": 0.99}] * 9, task=Segmentation())
-
-
-def test_rounds_without_a_measurement_do_not_count(caplog: pytest.LogCaptureFixture) -> None:
-    course = rounds((1.0, 0.1))
-    assert warnings(caplog, [*course, {}, *course, {}], patience=3) == []
-    assert len(warnings(caplog, [*course, {}, *course, {}, *course], patience=3)) == 1
-
-
-@pytest.mark.parametrize(("labels", "expected"), [(1, 0), (19, 0), (20, 1)])
-def test_few_confident_labels_of_one_class_are_no_collapse(
-    caplog: pytest.LogCaptureFixture, labels: int, expected: int
-) -> None:
+def of_labels(count: int) -> list[dict[str, float]]:
     names = ("pseudo_label/largest_class_share", "pseudo_label/confident_accuracy")
-    course = [metrics | {"pseudo_label/confident_count": labels} for metrics in rounds(*[(1.0, 0.0)] * 5, names=names)]
-    assert len(warnings(caplog, course)) == expected
+    return [metrics | {"pseudo_label/confident_count": count} for metrics in rounds(*[(1.0, 0.0)] * 5, names=names)]
+
+
+@pytest.mark.parametrize(
+    ("course", "options", "expected"),
+    [
+        (rounds(*[(0.94, 0.1)] * 9), {}, 0),  # several classes
+        (rounds(*[(1.0, 0.6)] * 9), {}, 0),  # one class, rightly: all images are of that class
+        ([{"pseudo_label/largest_class_share": 0.99}] * 9, {"task": Segmentation()}, 0),  # most pixels are background
+        ([*DEAD, {}, *DEAD, {}], {"patience": 3}, 0),  # rounds without a measurement do not count
+        ([*DEAD, {}, *DEAD, {}, *DEAD], {"patience": 3}, 1),
+        (of_labels(19), {}, 0),  # few confident labels
+        (of_labels(20), {}, 1),
+        ([{"server/loss": loss, "val/accuracy": 0.8} for loss in (0.3, 1.3, 1.3, 1.3)], {}, 0),  # no pseudo-labels
+        ([{"client/mask_rate": rate, "server/loss": 1 - rate} for rate in (0.1, 0.5, 0.8, 0.9)], {}, 0),  # better
+        (DECLINES, {"images": 20}, 0),  # few validation images
+        (DECLINES, {"images": 200}, 1),
+        (UNTRAINED, {}, 1),  # confident labels of an untrained model
+        ([SURE | {"val/accuracy": 0.9}], {}, 0),
+        ([{}, {}, {}, *UNTRAINED], {}, 0),
+        ([SURE | {"server/loss": 1.1}], {}, 1),
+        ([SURE | {"server/loss": 0.2}], {}, 0),
+        (UNTRAINED, {"method": SimpleNamespace(adaptive_threshold=True)}, 0),
+        (UNTRAINED, {"method": SimpleNamespace(adaptive_threshold=False)}, 1),
+    ],
+)
+def test_what_is_named_and_what_is_not(
+    caplog: pytest.LogCaptureFixture, course: list[dict[str, float]], options: dict[str, Any], expected: int
+) -> None:
+    assert len(warnings(caplog, course, **options)) == expected
 
 
 def test_labels_of_one_class_are_named_where_nobody_knows_how_many_are_right(caplog: pytest.LogCaptureFixture) -> None:
@@ -129,40 +140,3 @@ def test_a_course_that_gets_worse_is_named_once_after_three_rounds(
     assert len(found) == 1
     assert found[0].startswith(f"round 7: {scalar} was {good:.2f} in round ")
     assert "model." in found[0]
-
-
-def test_a_course_is_not_named_without_pseudo_labels_or_where_it_gets_better(caplog: pytest.LogCaptureFixture) -> None:
-    worse = [{"server/loss": loss, "val/accuracy": 0.8} for loss in (0.3, 1.3, 1.3, 1.3)]
-    better = [{"client/mask_rate": rate, "server/loss": 1 - rate} for rate in (0.1, 0.5, 0.8, 0.9)]
-    assert warnings(caplog, worse) == warnings(caplog, better) == []
-
-
-@pytest.mark.parametrize(
-    ("scalars", "round_index", "expected"),
-    [
-        ({"val/accuracy": 0.4}, 1, 1),
-        ({"val/accuracy": 0.9}, 1, 0),
-        ({"val/accuracy": 0.4}, 4, 0),
-        ({"server/loss": 1.1}, 1, 1),
-        ({"server/loss": 0.2}, 1, 0),
-    ],
-)
-def test_confident_labels_of_an_untrained_model_are_named(
-    caplog: pytest.LogCaptureFixture, scalars: dict[str, float], round_index: int, expected: int
-) -> None:
-    course: list[dict[str, float]] = [{}] * (round_index - 1) + [{"client/mask_rate": 0.7, **scalars}]
-    assert len(warnings(caplog, course)) == expected
-
-
-def test_confident_labels_are_not_named_where_the_threshold_adapts(caplog: pytest.LogCaptureFixture) -> None:
-    course = [{"client/mask_rate": 0.7, "val/accuracy": 0.4}]
-    assert not warnings(caplog, course, method=SimpleNamespace(adaptive_threshold=True))
-    assert warnings(caplog, course, method=SimpleNamespace(adaptive_threshold=False))
-
-
-@pytest.mark.parametrize(("images", "expected"), [(20, 0), (200, 1)])
-def test_a_decline_on_few_validation_images_is_not_named(
-    caplog: pytest.LogCaptureFixture, images: int, expected: int
-) -> None:
-    course = [{"client/mask_rate": 0.4, "val/accuracy": accuracy} for accuracy in (0.7, 0.55, 0.55, 0.55)]
-    assert len(warnings(caplog, course, images)) == expected

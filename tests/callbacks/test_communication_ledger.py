@@ -90,18 +90,6 @@ def test_ledger_of_semifl_by_hand(tmp_path: Path) -> None:
     assert trainer.callback_metrics["communication/total_bytes"] == sum(totals.values())
 
 
-def test_ledger_of_moments_has_every_client(tmp_path: Path) -> None:
-    """Two sweeps over 4 clients: weights down, a count, mean and variance of each of 3 layers up."""
-    callbacks = [CommunicationLedger(), StaticBatchNorm("moments")]
-    trainer = toy_trainer(tmp_path, max_rounds=1, callbacks=callbacks)
-    trainer.fit(toy_semifl(), ToyData())
-    rows = ledger_of(trainer)
-    moments = {name: row for (_, name), row in rows.items() if row["kind"] == "batch-norm moments"}
-    assert len(moments) == 3 * 3
-    assert {row["client_rounds"] for row in moments.values()} == {"4"}
-    assert sum(int(row["total"]) for row in moments.values()) == 2 * 4 * 8 * (3 + 2 * (4 + 8 + 16))
-
-
 def test_ledger_of_semi_sfl_has_features_by_the_step(tmp_path: Path) -> None:
     """3 clients, 2 steps: two kinds of features up, one gradient down; bottoms of student and teacher down first."""
     trainer = toy_trainer(tmp_path, max_rounds=1, callbacks=CommunicationLedger())

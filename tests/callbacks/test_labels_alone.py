@@ -19,7 +19,7 @@ from lightning_fedssl.models import CNN, MLP
 from lightning_fedssl.sampling import SERVER
 from lightning_fedssl.task import MultiLabel
 from lightning_fedssl.trainer import FederatedTrainer
-from tests.toy import ToyData, sgd
+from tests.toy import ToyData, sgd, toy_trainer
 
 
 def method(**kwargs: Any) -> FixMatch:
@@ -28,10 +28,11 @@ def method(**kwargs: Any) -> FixMatch:
 
 
 def run(folder: Path, rounds: int = 2, ckpt_path: Path | None = None, **kwargs: Any) -> FederatedTrainer:
-    trainer = FederatedTrainer(
-        max_rounds=rounds, clients_per_round=2, accelerator="cpu", devices=kwargs.pop("devices", 1),
-        callbacks=[LabelsAlone(kwargs.pop("expected_gain", -0.02))], default_root_dir=folder,
-    )  # fmt: skip
+    callbacks = [LabelsAlone(kwargs.pop("expected_gain", -0.02))]
+    devices = kwargs.pop("devices", 1)
+    trainer = toy_trainer(
+        folder, max_rounds=rounds, clients_per_round=2, devices=devices, callbacks=callbacks, enable_progress_bar=True
+    )
     trainer.fit(method(**kwargs), ToyData(validation=0.2), ckpt_path)
     return trainer
 
@@ -45,9 +46,7 @@ def test_the_bound_is_supervised_training_with_the_servers_steps(
 ) -> None:
     trainer = run(tmp_path / "method")
     printed = capsys.readouterr().out.splitlines()
-    alone = FederatedTrainer(
-        max_rounds=2, clients_per_round=1, accelerator="cpu", logger=False, default_root_dir=tmp_path / "alone"
-    )
+    alone = toy_trainer(tmp_path / "alone", max_rounds=2, clients_per_round=1, logger=False)
     bound = Supervised(network=partial(CNN, width=4, norm="static_batch"), optimizer=sgd, server_steps=3)
     alone.fit(bound, ToyData(validation=0.2))
     expected = float(alone.callback_metrics["test/accuracy"])
@@ -73,7 +72,7 @@ def test_a_resumed_run_and_two_ranks_have_the_same_bound(tmp_path: Path) -> None
 
 
 def test_labels_at_the_clients_are_refused(tmp_path: Path) -> None:
-    trainer = FederatedTrainer(callbacks=[LabelsAlone()], clients_per_round=2, default_root_dir=tmp_path)
+    trainer = toy_trainer(tmp_path, callbacks=[LabelsAlone()], clients_per_round=2)
     with pytest.raises(ValueError, match=r"LabelsAlone .* data.label_location is clients"):
         trainer.fit(method(), ToyData(label_location="clients"))
 
@@ -161,7 +160,7 @@ def test_a_task_without_accuracy_has_a_bound_and_no_choice(tmp_path: Path) -> No
         (x, y), (x, y), task=MultiLabel(), num_clients=2, num_labels=8, validation=0, weak="none", strong="none"
     )
     callback = LabelsAlone()
-    trainer = FederatedTrainer(max_rounds=1, accelerator="cpu", callbacks=[callback], default_root_dir=tmp_path)
+    trainer = toy_trainer(tmp_path, max_rounds=1, clients_per_round=2, callbacks=[callback])
     trainer.fit(FixMatch(network=partial(MLP, hidden=()), optimizer=sgd, threshold=0.4, server_steps=1), data)
     bound = float(trainer.callback_metrics["bound/average_precision"])
     assert f"labels alone {bound:.4f}" in callback.lines[0]

@@ -1,30 +1,15 @@
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from lightning_fedssl.algorithms import FixMatch
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import (
-    PseudoLabelQuality,
-)
-from lightning_fedssl.models import CNN
-from tests.algorithms.helpers import toy_rgd
-from tests.toy import ToyData, assert_same, sgd, toy_semifl, toy_trainer, weights
-
-
-def toy_fixmatch() -> FixMatch:
-    return FixMatch(
-        network=partial(CNN, width=4, norm="static_batch"),
-        optimizer=sgd,
-        threshold=0.0,
-        num_classes=3,
-        in_shape=(1, 8, 8),
-    )
+from lightning_fedssl.callbacks import PseudoLabelQuality
+from tests.algorithms.helpers import toy_fixmatch, toy_rgd
+from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
 
 
 @pytest.mark.parametrize("make", [toy_rgd, toy_fixmatch], ids=["FedRGD", "FixMatch"])

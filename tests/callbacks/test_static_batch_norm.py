@@ -17,17 +17,7 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.models import CNN, StaticBatchNorm2d
 from lightning_fedssl.storage import checkpoint_file
-from tests.algorithms.helpers import (
-    toy_fedmatch,
-    toy_fedswitch,
-    toy_fixmatch,
-    toy_mean_teacher,
-    toy_pseudo_label,
-    toy_rgd,
-    toy_semi_sfl,
-    toy_shvr,
-    uneven_clients,
-)
+from tests.algorithms import helpers as h
 from tests.toy import ToyData, Transfers, assert_same, toy_fedavg, toy_semifl, toy_trainer, weights
 
 STATIC = partial(CNN, width=4, norm="static_batch")
@@ -81,25 +71,18 @@ def test_moments_are_those_of_all_images_together(tmp_path: Path) -> None:
     torch.testing.assert_close(variance[0], everything.var())
 
 
-class CountedSweeps(StaticBatchNorm):
+def counted_sweeps() -> Any:
     """Counts how often the statistics are computed."""
-
-    sweeps = 0
-
-    def _statistics(self, trainer: Any, algorithm: Any) -> Any:
-        self.sweeps += 1
-        return super()._statistics(trainer, algorithm)
+    return mock.patch.object(StaticBatchNorm, "_statistics", autospec=True, side_effect=StaticBatchNorm._statistics)
 
 
 @pytest.mark.parametrize("every", [1, 4])
 def test_statistics_are_computed_once_for_each_change_of_the_weights(tmp_path: Path, every: int) -> None:
     """Before the first broadcast, and after each of four rounds: evaluation and the next broadcast share a sweep."""
-    algorithm = toy_semifl()
-    algorithm.configure_callbacks = lambda: []
-    counted = CountedSweeps()
-    trainer = toy_trainer(tmp_path, max_rounds=4, logger=False, callbacks=counted, check_val_every_n_rounds=every)
-    trainer.fit(algorithm, ToyData())
-    assert counted.sweeps == 5
+    trainer = toy_trainer(tmp_path, max_rounds=4, logger=False, check_val_every_n_rounds=every)
+    with counted_sweeps() as sweeps:
+        trainer.fit(toy_semifl(), ToyData())
+    assert sweeps.call_count == 5
 
 
 @pytest.mark.parametrize(("every", "validation", "sweeps"), [(1, 0.1, 4), (3, 0.1, 2), (3, 0, 1)])
@@ -109,25 +92,26 @@ def test_statistics_that_no_client_reads_are_computed_for_evaluations_alone(
     """In rounds 3 and 4 of 4, say; or once, for the test at the end. The weights are those of a run with all sweeps."""
     results = []
     for for_clients in (False, True):
-        counted = CountedSweeps("moments", for_clients=for_clients)
-        trainer = toy_trainer(tmp_path, max_rounds=4, logger=False, callbacks=counted, check_val_every_n_rounds=every)
-        algorithm = toy_fixmatch(network=STATIC)
-        trainer.fit(algorithm, ToyData(validation=validation))
-        results.append((algorithm, counted.sweeps, trainer.callback_metrics))
+        options: Any = {"max_rounds": 4, "logger": False, "check_val_every_n_rounds": every}
+        trainer = toy_trainer(tmp_path, callbacks=StaticBatchNorm("moments", for_clients=for_clients), **options)
+        algorithm = h.toy_fixmatch(network=STATIC)
+        with counted_sweeps() as found:
+            trainer.fit(algorithm, ToyData(validation=validation))
+        results.append((algorithm, found.call_count, trainer.callback_metrics))
     (lean, found, metrics), (full, more, other) = results
     assert (found, more) == (sweeps, 5)
     assert_same(weights(lean), weights(full))
     assert metrics["test/accuracy"] == other["test/accuracy"]
 
 
-@pytest.mark.parametrize("make", [toy_fedavg, toy_shvr, toy_pseudo_label])
+@pytest.mark.parametrize("make", [toy_fedavg, h.toy_shvr, h.toy_pseudo_label])
 def test_a_method_without_labels_at_the_server_is_evaluated_with_statistics_of_the_clients(
     tmp_path: Path, make: Any
 ) -> None:
     """Statistics of the first layer are those of all training images, which clients hold."""
     algorithm = make(network=FirstLayer)
     trainer = toy_trainer(tmp_path, logger=False, precision="64-true")
-    trainer.fit(algorithm, uneven_clients())
+    trainer.fit(algorithm, h.uneven_clients())
     data = trainer.datamodule
     rows = torch.cat([torch.cat([own.labeled, own.unlabeled]) for own in data.split.clients])
     images = trainer.local_data(0).plain(rows)
@@ -135,18 +119,18 @@ def test_a_method_without_labels_at_the_server_is_evaluated_with_statistics_of_t
     torch.testing.assert_close(algorithm.network.norm.running_var[0], images.var(unbiased=True))
 
 
-@pytest.mark.parametrize(("make", "measured"), [(toy_fedavg, 1), (toy_shvr, 4)])
+@pytest.mark.parametrize(("make", "measured"), [(toy_fedavg, 1), (h.toy_shvr, 4)])
 def test_statistics_are_measured_before_a_round_only_where_clients_use_them(
     tmp_path: Path, make: Any, measured: int
 ) -> None:
     """Three rounds: before each of them and at the end, or at the end alone."""
     trainer = toy_trainer(tmp_path, logger=False, check_val_every_n_rounds=3)
-    with mock.patch.object(StaticBatchNorm, "_statistics", autospec=True, side_effect=StaticBatchNorm._statistics) as m:
-        trainer.fit(make(network=STATIC), uneven_clients())
-    assert m.call_count == measured
+    with counted_sweeps() as sweeps:
+        trainer.fit(make(network=STATIC), h.uneven_clients())
+    assert sweeps.call_count == measured
 
 
-@pytest.mark.parametrize("make", [toy_rgd, toy_fedmatch, toy_semi_sfl, toy_fedswitch, toy_mean_teacher])
+@pytest.mark.parametrize("make", [h.toy_rgd, h.toy_fedmatch, h.toy_semi_sfl, h.toy_fedswitch, h.toy_mean_teacher])
 def test_a_method_that_evaluates_other_models_refuses_static_batch_norm(make: Any) -> None:
     with pytest.raises(ValueError, match=r"norm static_batch, but .*batch, group or none"):
         make(network=STATIC).configure_model()
@@ -161,10 +145,10 @@ def test_a_checkpoint_without_its_own_statistics_gets_them_before_its_test(tmp_p
         root = tmp_path / str(for_clients)
         options: Any = {"max_rounds": 4, "check_val_every_n_rounds": 3, "logger": False}
         stopped = Stopped("moments", for_clients=for_clients)
-        toy_trainer(root, callbacks=stopped, **options).fit(toy_fixmatch(network=STATIC), ToyData())
+        toy_trainer(root, callbacks=stopped, **options).fit(h.toy_fixmatch(network=STATIC), ToyData())
         callback = StaticBatchNorm("moments", for_clients=for_clients)
         trainer = toy_trainer(root, callbacks=callback, **options)
-        return trainer.test(toy_fixmatch(network=STATIC), ToyData(), ckpt_path="last")
+        return trainer.test(h.toy_fixmatch(network=STATIC), ToyData(), ckpt_path="last")
 
     assert trained(False) == trained(True)
 
@@ -182,9 +166,9 @@ def test_what_is_saved_at_the_end_has_the_statistics_of_its_weights(tmp_path: Pa
 
     options: Any = {"max_rounds": 4, "check_val_every_n_rounds": 3, "logger": False}
     callbacks = [StaticBatchNorm("moments", for_clients=False), Ends()]
-    toy_trainer(tmp_path, callbacks=callbacks, **options).fit(toy_fixmatch(network=STATIC), ToyData())
+    toy_trainer(tmp_path, callbacks=callbacks, **options).fit(h.toy_fixmatch(network=STATIC), ToyData())
     path = tmp_path / "checkpoints/last.ckpt"
-    tested = toy_fixmatch(network=STATIC)
+    tested = h.toy_fixmatch(network=STATIC)
     toy_trainer(tmp_path, callbacks=StaticBatchNorm("moments"), **options).test(tested, ToyData(), ckpt_path=str(path))
     assert_same(checkpoint_file.load(path)["state_dict"], weights(tested))
     exported = load_file(tmp_path / "checkpoints/model.safetensors")

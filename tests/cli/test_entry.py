@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -119,21 +120,14 @@ def test_an_error_of_the_machine_names_the_file(folder: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    ("environment", "speaks"),
-    [({}, True), ({"LOCAL_RANK": "1"}, False), ({"SLURM_LOCALID": "1"}, False)],
+    ("environment", "speaks"), [({}, True), ({"LOCAL_RANK": "1"}, False), ({"SLURM_LOCALID": "1"}, False)]
 )
 def test_one_process_of_a_machine_prints_errors(
-    folder: Path,
-    environment: dict[str, str],
-    speaks: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    folder: Path, environment: dict[str, str], speaks: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("LOCAL_RANK", "SLURM_LOCALID"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert main(["partition", "--config", "run.yaml", "--data.num_clients", "0"]) == 2
+    alone = {name: value for name, value in os.environ.items() if name not in ("LOCAL_RANK", "SLURM_LOCALID")}
+    with mock.patch.dict(os.environ, alone | environment, clear=True):
+        assert main(["partition", "--config", "run.yaml", "--data.num_clients", "0"]) == 2
     assert ("num_clients" in capsys.readouterr().err) == speaks
 
 

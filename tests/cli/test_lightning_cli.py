@@ -140,15 +140,6 @@ def test_a_network_is_built_by_a_function_with_arguments(folder: Path, monkeypat
     assert isinstance(cli.model, SemiFL)
 
 
-def test_a_run_repeated_from_its_saved_configuration_is_the_same(folder: Path) -> None:
-    assert main([*ONE_ROUND, "--model.threshold", "0.2"]) == 0
-    assert yaml.safe_load(Path(SAVED).read_text())["model"]["init_args"]["threshold"] == 0.2
-    assert main(["fit", "--config", SAVED]) == 0
-    first, second = saved_weights(0), saved_weights(1)
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
 def test_the_configuration_in_a_run_folder_is_read_everywhere(folder: Path) -> None:
     assert main([*ONE_ROUND, "--trainer.default_root_dir", "mine"]) == 0
     saved = f"mine/{SAVED}"

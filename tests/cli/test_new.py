@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from lightning_fedssl.cli import main
-from lightning_fedssl.cli.new import module_name
 
 
 def test_the_written_method_passes_the_written_tests(
@@ -64,8 +63,3 @@ def test_an_unusable_name_is_refused_and_nothing_is_written(
     assert main(["new", *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"error: {message}")
     assert [path.name for path in tmp_path.iterdir()] == ["old.yaml"]
-
-
-@pytest.mark.parametrize(("name", "module"), [("MyMethod", "my_method"), ("FedRGD2", "fed_rgd2"), ("A", "a")])
-def test_the_module_of_a_class(name: str, module: str) -> None:
-    assert module_name(name) == module

@@ -27,40 +27,28 @@ def drawn(capsys: pytest.CaptureFixture[str], *options: str) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_the_table_counts_labelled_and_unlabelled_images_of_each_class() -> None:
-    labels = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2])
+def test_table_and_file_count_labelled_and_unlabelled_images_of_each_class_and_of_none(tmp_path: Path) -> None:
+    labels = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, -1])
     clients = [
         ClientIndices(torch.tensor([0, 3]), torch.tensor([1, 4, 5])),
-        ClientIndices(labels[:0], torch.tensor([6])),
+        ClientIndices(labels[:0], torch.tensor([6, 8])),
     ]
     stats = statistics(FederatedSplit(0, torch.tensor([2, 7]), clients), labels, 3)
     assert stats.labeled_class_counts.tolist() == [[1, 1, 0], [0, 0, 0]]
     assert stats.labeled.tolist() == [2, 0]
     assert [line.split() for line in client_table(stats, 5)] == [
-        ["images", "labelled", "classes", "0", "1", "2"],
-        ["server", "2", "2", "2", "1+0", "0+0", "1+0"],
-        ["client", "0", "5", "2", "2", "1+1", "1+2", "0+0"],
-        ["client", "1", "1", "0", "1", "0", "0", "1"],
+        ["images", "labelled", "classes", "0", "1", "2", "unknown"],
+        ["server", "2", "2", "2", "1+0", "0+0", "1+0", "0"],
+        ["client", "0", "5", "2", "2", "1+1", "1+2", "0+0", "0"],
+        ["client", "1", "2", "0", "1", "0", "0", "1", "1"],
     ]
     assert client_table(stats, 1)[-1] == "not shown: 1 more; --clients 2 shows all"
     assert len({len(line) for line in client_table(stats, 2)}) == 1
-
-
-def test_images_of_unknown_class_are_counted_in_table_and_file(tmp_path: Path) -> None:
-    labels = torch.tensor([0, 1, 1, -1, -1])
-    clients = [ClientIndices(labels[:0], torch.tensor([1, 3, 4])), ClientIndices(labels[:0], torch.tensor([2]))]
-    stats = statistics(FederatedSplit(0, torch.tensor([0]), clients), labels, 2)
-    assert [line.split() for line in client_table(stats, 5)] == [
-        ["images", "labelled", "classes", "0", "1", "unknown"],
-        ["server", "1", "1", "1", "1+0", "0+0", "0"],
-        ["client", "0", "3", "0", "1", "0", "1", "2"],
-        ["client", "1", "1", "0", "1", "0", "1", "0"],
-    ]
     _write_csv(tmp_path / "clients.csv", stats)
     assert (tmp_path / "clients.csv").read_text().splitlines() == [
-        "client,labeled_0,labeled_1,unlabeled_0,unlabeled_1,unknown",
-        "0,0,0,0,1,2",
-        "1,0,0,0,1,0",
+        "client,labeled_0,labeled_1,labeled_2,unlabeled_0,unlabeled_1,unlabeled_2,unknown",
+        "0,1,1,0,1,2,0,0",
+        "1,0,0,0,0,0,1,1",
     ]
 
 

@@ -19,21 +19,12 @@ from tests.comparison.helpers import FAKE, run_of
 from tests.comparison.test_plan import TINY
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SUITE: dict[str, Any] = {
-    "title": "Two on the digits",
-    "seeds": [0, 1],
-    "target": 0.9,
-    "overrides": TINY,
-    "groups": [
-        {
-            "title": "Labels at the server",
-            "entries": [
-                {"label": "Labels alone", "config": "supervised_digits.yaml", "role": "bound"},
-                {"label": "SemiFL", "config": "semifl_digits.yaml"},
-            ],
-        }
-    ],
-}
+ENTRIES = [
+    {"label": "Labels alone", "config": "supervised_digits.yaml", "role": "bound"},
+    {"label": "SemiFL", "config": "semifl_digits.yaml"},
+]
+GROUPS = [{"title": "Labels at the server", "entries": ENTRIES}]
+SUITE: dict[str, Any] = {"title": "On digits", "seeds": [0, 1], "target": 0.9, "overrides": TINY, "groups": GROUPS}
 
 
 @pytest.fixture(autouse=True)

@@ -17,15 +17,7 @@ from lightning_fedssl import __version__
 from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.cli.compare import resolve
 from lightning_fedssl.comparison import plan as plan_module
-from lightning_fedssl.comparison.plan import (
-    Run,
-    check_alike,
-    check_metric,
-    differing_keys,
-    hash_of,
-    initial_weights,
-    plan,
-)
+from lightning_fedssl.comparison.plan import Run, check_alike, hash_of, initial_weights
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
 from lightning_fedssl.models import CNN
 from lightning_fedssl.task import Classification, Segmentation, Task
@@ -52,7 +44,7 @@ def plan_of(*options: str, seeds: tuple[int, ...] = (0,), **overrides: Any) -> l
     entries = [SuiteEntry("Alone", "supervised_digits.yaml", "bound")]
     entries += [SuiteEntry("SemiFL", "semifl_digits.yaml", overrides=overrides)]
     suite = Suite("T", [SuiteGroup("G", entries)], [*seeds], overrides=TINY)
-    return plan(suite, lambda entry, given: resolve(entry, given, options), Path("runs"))
+    return plan_module.plan(suite, lambda entry, given: resolve(entry, given, options), Path("runs"))
 
 
 def names(runs: list[Run]) -> list[str]:
@@ -150,7 +142,7 @@ def test_keys_in_which_entries_differ_are_named_once_with_the_rarer_values() -> 
 
     runs = [run("A", "group", 5, threshold=0.9), run("B", "static", 10), run("C", "static", 10)]
 
-    assert differing_keys(runs) == [
+    assert plan_module.differing_keys(runs) == [
         "`model.network.norm`: static, but group (A)",
         "`trainer.clients_per_round`: 10, but 5 (A)",
     ]
@@ -166,4 +158,4 @@ def test_keys_in_which_entries_differ_are_named_once_with_the_rarer_values() -> 
 def test_a_suite_has_one_metric(target: float | None, second: Task, message: str) -> None:
     suite = Suite("T", [SuiteGroup("G", [SuiteEntry("A", "a.yaml"), SuiteEntry("B", "b.yaml")])], target=target)
     with pytest.raises(ValueError, match=message):
-        check_metric(suite, {"A": Classification(), "B": second})
+        plan_module.check_metric(suite, {"A": Classification(), "B": second})

@@ -7,7 +7,6 @@ import pytest
 
 from lightning_fedssl.comparison.results import are_whole, curve, is_finished, pseudo_labels, rounds, summary
 from lightning_fedssl.task import Classification
-from tests.comparison.helpers import GOOD, rounds_of
 
 
 def test_rows_of_resumed_runs_are_merged_and_torn_ones_left_out(tmp_path: Path) -> None:
@@ -55,12 +54,6 @@ def test_a_summary_adds_up_bytes_and_keeps_the_best_round() -> None:
     }  # fmt: skip
     assert math.isnan(summary(rows, Classification(), 0.76)["rounds_to_target"])
     assert math.isnan(summary(rows, Classification())["target"])
-
-
-def test_costs_are_those_of_the_first_round_at_the_target() -> None:
-    found = summary(rounds_of(0.8, *GOOD), Classification(), 0.9)
-    assert (found["rounds_to_target"], found["bytes_to_target"], found["seconds_to_target"]) == (2, 2e7, 2)
-    assert (found["simulated_seconds"], found["best_round"]) == (4, 4)
 
 
 def test_rounds_in_which_clients_labelled_images_have_a_row() -> None:

@@ -97,29 +97,6 @@ def test_the_digits_suite_can_be_run(tmp_path: Path) -> None:
     assert len({run.folder for run in runs}) == len(suite.entries)
 
 
-def settings(name: str, title: str) -> list[dict[str, Any]]:
-    """The configurations of the entries in the groups whose title begins so, sweeps included."""
-    suite = suite_of(name)
-    return [
-        resolve(entry, [suite.overrides, group.overrides, entry.overrides]).config
-        for group in suite.groups
-        if group.title.startswith(title)
-        for entry in group.entries
-    ]
-
-
-def test_pooled_fixmatch_of_fedrgd_has_448_unlabelled_images_a_step_and_fedrgd_s_length() -> None:
-    found = []
-    for config in settings("fedrgd_sweeps", "Appendix G"):
-        model, data = config["model"]["init_args"], config["data"]
-        schedule = model["schedule"]["init_args"]
-        assert (data["client_batch_size"], model["unlabeled_ratio"]) == (64, 7)
-        assert model["keep_client_optimizer"]
-        steps = config["trainer"]["max_rounds"] * model["client_steps"]
-        found.append((steps // 1024, schedule["warmup_rounds"] * model["client_steps"] / 1024))
-    assert found == [(300, 5), (40, 5), (100, 0)]  # epochs of 1,024 steps, and those of the warm-up
-
-
 ONE_CLIENT = ["--data.num_clients=1", "--trainer.clients_per_round=1"]
 OF_ANOTHER_METHOD = {
     ("svhn_1000", "1000 labels alone, SVHNCNN"): ["--data.num_labels=20"],

@@ -20,8 +20,6 @@ def suite_of(overrides: dict[str, Any] | None = None, labels: tuple[str, ...] = 
         ({"seeds": [1, 1]}, "seeds: 1 is there twice"),
         ({"labels": ("A", "A")}, "labels: 'A' is there twice"),
         ({"target": -1}, "target: -1: give a number above 0"),
-        ({"overrides": {"seed_everything": 3}}, "A: the comparison sets seed_everything .* give seeds"),
-        ({"overrides": {"trainer.default_root_dir": "x"}}, "A: the comparison sets trainer.default_root_dir"),
         ({"overrides": {"trainer": {"default_root_dir": "x"}}}, "trainer.default_root_dir .* give --output"),
     ],
 )

@@ -9,17 +9,17 @@ import pytest
 from lightning_fedssl.comparison.verdicts import interval, paired, verdict
 
 
-def test_the_interval_of_three_differences() -> None:
-    """1, 2, 6: mean 3, deviation sqrt((4 + 1 + 9) / 2) = sqrt(7); half width 4.303 sqrt(7) / sqrt(3) = 6.573."""
-    found = interval([1.0, 2.0, 6.0])
-    assert (found.mean, found.count) == (3.0, 3)
-    assert [found.low, found.high] == [pytest.approx(3 - 6.573, abs=0.001), pytest.approx(3 + 6.573, abs=0.001)]
-
-
-def test_the_interval_of_four_differences() -> None:
-    """2, 2, 4, 4: mean 3, deviation sqrt(4 / 3); half width 3.182 sqrt(4 / 3) / 2 = 1.837."""
-    found = interval([2.0, 2.0, 4.0, 4.0])
-    assert [found.low, found.high] == [pytest.approx(1.163, abs=0.001), pytest.approx(4.837, abs=0.001)]
+@pytest.mark.parametrize(
+    ("differences", "half_width"),
+    [
+        ([1.0, 2.0, 6.0], 6.573),  # deviation sqrt((4 + 1 + 9) / 2) = sqrt(7): 4.303 sqrt(7) / sqrt(3)
+        ([2.0, 2.0, 4.0, 4.0], 1.837),  # deviation sqrt(4 / 3): 3.182 sqrt(4 / 3) / 2
+    ],
+)
+def test_the_interval_of_differences_with_the_mean_3(differences: list[float], half_width: float) -> None:
+    found = interval(differences)
+    assert (found.mean, found.count) == (3.0, len(differences))
+    assert [found.low, found.high] == pytest.approx([3 - half_width, 3 + half_width], abs=0.001)
 
 
 def test_differences_are_taken_seed_by_seed() -> None:

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.app.error import Error
 from flwr.supercore.task_identity import TaskIdentity
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.algorithms import FL2, SAGE, FedAvg, FedSHVR, FedSwitch, FixMatch, MeanTeacher
+from lightning_fedssl.algorithms import FedAvg, FixMatch, MeanTeacher
 from lightning_fedssl.deployment.node import Node, PartOfDataSet, make_client_app
 from lightning_fedssl.deployment.server import DeployedFederation, Nodes
 from lightning_fedssl.functional.optimizers import half_momentum
 from lightning_fedssl.models import CNN
 from lightning_fedssl.trainer import FederatedTrainer
-from tests.toy import ToyData, sgd, toy_semifl, toy_trainer
+from tests.algorithms import helpers as h
+from tests.toy import ToyData, toy, toy_semifl, toy_trainer
 
 AT_CLIENTS = partial(ToyData, label_location="clients", num_labels=24)
 
@@ -29,34 +29,17 @@ def network(norm: Literal["batch", "static_batch", "group", "none"]) -> partial[
     return partial(CNN, width=4, norm=norm)
 
 
-def plain(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.05)
-
-
 METHODS: dict[str, tuple[Callable[[], FederatedAlgorithm], Callable[[], ToyData]]] = {
-    "FedAvg": (lambda: FedAvg(network=network("batch"), optimizer=sgd, keep_client_optimizer=True), AT_CLIENTS),
-    "FedProx": (
-        lambda: FedAvg(network=network("group"), optimizer=sgd, prox_mu=0.1, aggregation_optimizer=half_momentum),
-        AT_CLIENTS,
-    ),
-    "FedPer": (lambda: FedAvg(network=network("group"), optimizer=sgd, personal="classifier"), AT_CLIENTS),
+    "FedAvg": (partial(toy, FedAvg, "batch", keep_client_optimizer=True), AT_CLIENTS),
+    "FedProx": (partial(toy, FedAvg, prox_mu=0.1, aggregation_optimizer=half_momentum), AT_CLIENTS),
+    "FedPer": (partial(toy, FedAvg, personal="classifier"), AT_CLIENTS),
     "SemiFL": (toy_semifl, ToyData),
-    "FL2": (
-        lambda: FL2(
-            network=network("static_batch"), optimizer=sgd, client_epochs=1, server_epochs=1, pretrain_epochs=1
-        ),
-        ToyData,
-    ),
-    "FixMatch": (lambda: FixMatch(network=network("static_batch"), optimizer=sgd, threshold=0.4), ToyData),
-    "SAGE": (lambda: SAGE(network=network("batch"), optimizer=sgd, threshold=0.4, client_epochs=1), AT_CLIENTS),
-    "FedSHVR": (lambda: FedSHVR(network=network("group"), optimizer=plain, ramp_epochs=2), AT_CLIENTS),
-    "MeanTeacher": (lambda: MeanTeacher(network=network("batch"), optimizer=sgd), AT_CLIENTS),
-    "FedSwitch": (
-        lambda: FedSwitch(
-            network=network("batch"), optimizer=sgd, threshold=0.4, beta=0.0, client_steps=3, server_steps=3
-        ),
-        ToyData,
-    ),
+    "FL2": (partial(h.toy_fl2, server_epochs=1, pretrain_epochs=1), ToyData),
+    "FixMatch": (partial(toy, FixMatch, "static_batch", threshold=0.4), ToyData),
+    "SAGE": (h.toy_sage, AT_CLIENTS),
+    "FedSHVR": (partial(h.toy_shvr, ramp_epochs=2), AT_CLIENTS),
+    "MeanTeacher": (partial(toy, MeanTeacher, "batch"), AT_CLIENTS),
+    "FedSwitch": (partial(h.toy_fedswitch, beta=0.0, client_steps=3), ToyData),
 }
 
 Fault = Callable[[Message], Message | None]

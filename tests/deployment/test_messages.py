@@ -70,27 +70,17 @@ def pickled() -> bytes:
 
 
 HOSTILE: dict[str, Callable[[], bytes]] = {
-    "nothing": lambda: b"",
     "garbage": lambda: b"garbage",
     "huge shape": lambda: described("(1000000000000000,)"),
-    "shape beyond 64 bits": lambda: described("(1000000000000000000000000000000,)"),
     "negative shape": lambda: described("(-1,)"),
-    "shape of texts": lambda: described("('a',)"),
-    "shape of 65 dimensions": lambda: described("(" + "1," * 65 + ")"),
     "huge type": lambda: described("(2,)", "'V2000000000'"),
     "nested minus": lambda: described(f"({'-' * 9000}1,)"),
-    "unbalanced header": lambda: header("{'descr': '<f4', 'fortran_order': False, 'shape': (1,"),
-    "header of another kind": lambda: header("[1, 2]"),
-    "missing key": lambda: header("{'descr': '<f4', 'shape': (2,), }"),
     "version 9": lambda: header("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }", b"\x09\x00"),
     "zip of arrays": zipped,
-    "broken zip": lambda: b"PK\x03\x04" + b"\0" * 40,
     "big-endian": lambda: saved(np.zeros(2, dtype=">f4")),
     "column order": lambda: described("(2,)", order="True"),
     "pickle": pickled,
     "objects": lambda: described("(2,)", "'|O'"),
-    "texts": lambda: saved(np.array(["a", "b"])),
-    "structure": lambda: saved(np.zeros(2, dtype=[("x", "<f4")])),
     "other type": lambda: saved(np.zeros(2)),
     "too short": lambda: saved(np.zeros(2, dtype=np.float32))[:-1],
     "too long": lambda: saved(np.zeros(2, dtype=np.float32)) + b"\0",
@@ -114,38 +104,34 @@ def test_bytes_that_are_no_tensor_of_the_expected_shape_and_type_are_not_parsed(
         read_answer(answer, ["round"], EXPECTED)
 
 
-@pytest.mark.parametrize(
-    ("array", "reason"),
-    [
-        (Array("float64", (2,), "numpy.ndarray", saved(np.zeros(2, dtype=np.float32))), r"is float64 \(2,\)"),
-        (Array("float32", (3,), "numpy.ndarray", saved(np.zeros(2, dtype=np.float32))), r"is float32 \(3,\)"),
-        (Array("\n\x1b", (2,), "numpy.ndarray", b""), r"is \\n\\x1b \(2,\)"),
-    ],
-)
-def test_what_an_array_claims_is_compared_too(array: Array, reason: str) -> None:
-    with pytest.raises(MessageError, match=reason):
-        read_answer(message(records({"w": array}, {"round": 1})), ["round"], EXPECTED)
+FLOATS = saved(np.zeros(2, dtype=np.float32))
+RIGHT = np.zeros(2, dtype=np.float32)
 
 
 @pytest.mark.parametrize(
-    ("values", "reason"),
+    ("array", "values", "reason"),
     [
-        ({}, "its value 'round' is None"),
-        ({"round": -1}, "is -1"),
-        ({"round": 2**53 + 1}, "is 9007199254740993"),
-        ({"round": 1.0}, r"is 1\.0"),
-        ({"round": True}, "is True"),
-        ({"round": [1, 2]}, r"is \[1, 2\]"),
+        (Array("float64", (2,), "numpy.ndarray", FLOATS), {"round": 1}, r"is float64 \(2,\)"),
+        (Array("float32", (3,), "numpy.ndarray", FLOATS), {"round": 1}, r"is float32 \(3,\)"),
+        (Array("\n\x1b", (2,), "numpy.ndarray", b""), {"round": 1}, r"is \\n\\x1b \(2,\)"),
+        (RIGHT, {}, "its value 'round' is None"),
+        (RIGHT, {"round": -1}, "is -1"),
+        (RIGHT, {"round": 2**53 + 1}, "is 9007199254740993"),
+        (RIGHT, {"round": 1.0}, r"is 1\.0"),
+        (RIGHT, {"round": True}, "is True"),
+        (RIGHT, {"round": [1, 2]}, r"is \[1, 2\]"),
     ],
 )
-def test_values_that_are_no_whole_numbers_are_refused(values: dict[str, Any], reason: str) -> None:
+def test_claims_about_an_array_and_values_that_are_no_whole_numbers_are_refused(
+    array: Any, values: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(MessageError, match=reason):
-        read_answer(message(records({"w": np.zeros(2, dtype=np.float32)}, values)), ["round"], EXPECTED)
+        read_answer(message(records({"w": array}, values)), ["round"], EXPECTED)
 
 
 @pytest.mark.parametrize("pair", [[1.0], [float("nan"), 1.0], [1.0, 0.0], [1.0, float("inf")], [1.0, -1.0]])
 def test_scalars_that_are_no_sum_and_weight_are_refused(pair: list[float]) -> None:
-    answer = message(records({"w": np.zeros(2, dtype=np.float32)}, {"round": 1}, {"client/loss": pair}))
+    answer = message(records({"w": RIGHT}, {"round": 1}, {"client/loss": pair}))
     with pytest.raises(MessageError):
         read_answer(answer, ["round"], EXPECTED, scalars=["client/loss"])
     assert read_answer(answer, ["round"], EXPECTED)[2] == {}

@@ -101,24 +101,11 @@ def test_image_files_of_a_node(tmp_path: Path, kind: str, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize(
-    ("files", "message"),
+    ("content", "message"),
     [
         ({}, "do not exist: give a folder, a .csv or"),
-        ({"own/x.txt": ""}, "have no image"),
-        ({"own/labeled/d/1.png": ""}, "has a class 'd'; the classes are a, b, c"),
-    ],
-)
-def test_folders_of_a_node_that_do_not_fit_are_refused(tmp_path: Path, files: dict[str, str], message: str) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).write_text(text)
-    with pytest.raises((FileNotFoundError, ValueError), match=message):
-        OwnData(ToyData(), tmp_path / "own", 0)
-
-
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
+        ({"x.txt": ""}, "have no image"),
+        ({"labeled/d/1.png": ""}, "has a class 'd'; the classes are a, b, c"),
         ({"x": np.zeros(3)}, "has an array 'x'"),
         ({"unlabeled": np.zeros((2, 1, 9, 9), dtype=np.uint8)}, r"has samples of the shapes \[\(1, 9, 9\)\]"),
         ({"unlabeled": SAMPLES / 255.0}, "unlabeled is float64; the app takes pixels from 0 to 255 as uint8"),
@@ -127,10 +114,19 @@ def test_folders_of_a_node_that_do_not_fit_are_refused(tmp_path: Path, files: di
         ({"labeled": SAMPLES, "labels": np.array([0, 3])}, "label"),
     ],
 )
-def test_arrays_of_a_node_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
-    np.savez(tmp_path / "own.npz", **arrays)
-    with pytest.raises(ValueError, match=message):
-        OwnData(ToyData(), tmp_path / "own.npz", 0)
+def test_files_and_arrays_of_a_node_that_do_not_fit_are_refused(
+    tmp_path: Path, content: dict[str, Any], message: str
+) -> None:
+    own = tmp_path / "own"
+    for name, text in content.items():
+        if isinstance(text, str):
+            (own / name).parent.mkdir(parents=True)
+            (own / name).write_text(text)
+        else:
+            own = tmp_path / "own.npz"
+            np.savez(own, **content)
+    with pytest.raises((FileNotFoundError, ValueError), match=message):
+        OwnData(ToyData(), own, 0)
 
 
 def own_numbers(path: Path, in_shape: tuple[int, ...] = SPEC.in_shape) -> OwnData:

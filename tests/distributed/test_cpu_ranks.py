@@ -45,10 +45,7 @@ def test_ranks_that_a_launcher_has_started(
     assert cpu_ranks.started_ranks() == started
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cpu_ranks.may_use_all_cores() == (started is None)
-
-
-def test_cores_that_are_shared_out_are_not_all_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the cores are shared out
     assert not cpu_ranks.may_use_all_cores()
 
 

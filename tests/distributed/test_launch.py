@@ -26,28 +26,19 @@ from lightning_fedssl.distributed import cpu_ranks, launch, signals
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.storage import checkpoint_file
-from tests.algorithms.helpers import (
-    ByNumber,
-    fully_labeled,
-    mixed_clients,
-    toy_cbafed,
-    toy_feddb,
-    toy_fedmatch,
-    toy_fedswitch,
-    toy_fedswitch_sl,
-    toy_fixmatch,
-    toy_fl2,
-    toy_mean_teacher,
-    toy_pseudo_label,
-    toy_rscfed,
-    toy_sage,
-    toy_semi_sfl,
-    toy_shvr,
-    toy_uda,
-    uneven_clients,
-)
+from tests.algorithms import helpers as h
 from tests.toy import ToyData, assert_same, forked, labeled_clients, toy_fedavg, toy_semifl, toy_trainer, weights
 from tests.trainer.helpers import run
+
+
+def assert_ranks_are_one(tmp_path: Path, make: Any, data: Any, ranks: int, **settings: Any) -> None:
+    """Several ranks have the weights and the scalars of one, bit by bit."""
+    alone, alone_trainer, _ = run(tmp_path, 1, make, data, **settings)
+    together, together_trainer, _ = run(tmp_path, ranks, make, data, **settings)
+    assert_same(alone, together)
+    for name, value in alone_trainer.callback_metrics.items():
+        if not name.startswith("time/"):
+            assert float(together_trainer.callback_metrics[name]) == float(value), name
 
 
 @pytest.mark.parametrize(
@@ -55,31 +46,26 @@ from tests.trainer.helpers import run
     [
         (toy_semifl, ToyData, 2),
         (lambda: toy_fedavg(keep_client_optimizer=True), labeled_clients, 3),
-        (toy_shvr, uneven_clients, 2),
-        (lambda: toy_pseudo_label(ramp_epochs=0), uneven_clients, 2),
-        (toy_mean_teacher, uneven_clients, 2),
-        (toy_fixmatch, mixed_clients, 2),
-        (lambda: toy_fedmatch(lr_patience=1), mixed_clients, 2),
-        (lambda: toy_fedmatch(lr_patience=1), ToyData, 2),  # labels at the server
-        (lambda: toy_fedswitch(ByNumber), ToyData, 2),
-        (toy_uda, mixed_clients, 2),
-        (toy_semi_sfl, ToyData, 2),
-        (lambda: toy_semi_sfl(client_teacher_decay=0.9), ToyData, 4),  # one rank has no client
-        (toy_fedswitch_sl, ToyData, 2),
-        (toy_fl2, ToyData, 2),
-        (toy_rscfed, fully_labeled, 2),
-        (toy_cbafed, fully_labeled, 2),
-        (toy_feddb, mixed_clients, 2),
-        (toy_sage, mixed_clients, 2),
+        (h.toy_shvr, h.uneven_clients, 2),
+        (lambda: h.toy_pseudo_label(ramp_epochs=0), h.uneven_clients, 2),
+        (h.toy_mean_teacher, h.uneven_clients, 2),
+        (h.toy_fixmatch, h.mixed_clients, 2),
+        (lambda: h.toy_fedmatch(lr_patience=1), h.mixed_clients, 2),
+        (lambda: h.toy_fedmatch(lr_patience=1), ToyData, 2),  # labels at the server
+        (lambda: h.toy_fedswitch(h.ByNumber), ToyData, 2),
+        (h.toy_uda, h.mixed_clients, 2),
+        (h.toy_semi_sfl, ToyData, 2),
+        (lambda: h.toy_semi_sfl(client_teacher_decay=0.9), ToyData, 4),  # one rank has no client
+        (h.toy_fedswitch_sl, ToyData, 2),
+        (h.toy_fl2, ToyData, 2),
+        (h.toy_rscfed, h.fully_labeled, 2),
+        (h.toy_cbafed, h.fully_labeled, 2),
+        (h.toy_feddb, h.mixed_clients, 2),
+        (h.toy_sage, h.mixed_clients, 2),
     ],
 )
 def test_ranks_give_the_bits_of_one_in_32_bit_arithmetic(tmp_path: Path, make: Any, data: Any, ranks: int) -> None:
-    alone, alone_trainer, _ = run(tmp_path, 1, make, data)
-    together, together_trainer, _ = run(tmp_path, ranks, make, data)
-    assert_same(alone, together)
-    for name, value in alone_trainer.callback_metrics.items():
-        if not name.startswith("time/"):
-            assert float(together_trainer.callback_metrics[name]) == float(value), name
+    assert_ranks_are_one(tmp_path, make, data, ranks)
     assert sum(1 for _ in (tmp_path / str(ranks)).rglob("last.ckpt")) == 1
 
 
@@ -87,15 +73,15 @@ def test_ranks_give_the_bits_of_one_in_32_bit_arithmetic(tmp_path: Path, make: A
     ("make", "data", "clients", "ranks"),
     [
         (toy_semifl, ToyData, 3, 2),  # stacks of 2 and 1
-        (toy_fl2, ToyData, 3, 2),
-        (toy_sage, mixed_clients, 3, 2),
+        (h.toy_fl2, ToyData, 3, 2),
+        (h.toy_sage, h.mixed_clients, 3, 2),
         (lambda: toy_semifl(threshold=0.4), ToyData, 3, 2),  # some clients skip a round
         (lambda: toy_fedavg(keep_client_optimizer=True), labeled_clients, 3, 3),  # one rank has no stack
-        (toy_shvr, uneven_clients, 4, 2),
-        (toy_mean_teacher, uneven_clients, 4, 2),
-        (toy_fixmatch, mixed_clients, 3, 2),
-        (toy_semi_sfl, ToyData, 3, 2),
-        (toy_fedswitch_sl, ToyData, 3, 2),
+        (h.toy_shvr, h.uneven_clients, 4, 2),
+        (h.toy_mean_teacher, h.uneven_clients, 4, 2),
+        (h.toy_fixmatch, h.mixed_clients, 3, 2),
+        (h.toy_semi_sfl, ToyData, 3, 2),
+        (h.toy_fedswitch_sl, ToyData, 3, 2),
     ],
 )
 def test_stacks_have_the_bits_of_one_rank(
@@ -103,13 +89,8 @@ def test_stacks_have_the_bits_of_one_rank(
 ) -> None:
     """Which clients form a stack does not depend on the ranks, and ranks train whole stacks."""
     settings: dict[str, Any] = {"clients_at_once": 2, "clients_per_round": clients, "max_rounds": 2}
-    alone, alone_trainer, _ = run(tmp_path, 1, make, data, **settings)
-    together, together_trainer, _ = run(tmp_path, ranks, make, data, **settings)
-    assert not [message for message in caplog.messages if "will train one after another" in message]
-    assert_same(alone, together)
-    for name, value in alone_trainer.callback_metrics.items():
-        if not name.startswith("time/"):
-            assert float(together_trainer.callback_metrics[name]) == float(value), name
+    assert_ranks_are_one(tmp_path, make, data, ranks, **settings)
+    assert "will train one after another" not in caplog.text
 
 
 @pytest.mark.parametrize(

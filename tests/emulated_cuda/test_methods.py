@@ -27,19 +27,8 @@ def test_every_method_computes_on_the_device_what_it_computes_on_the_cpu(tmp_pat
     subprocess.run([compiler, *options, str(HERE / "driver.c")], check=True)
     environment = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment.pop("CUDA_VISIBLE_DEVICES", None)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "-k",
-        chosen,
-        str(HERE / "on_device.py"),
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", chosen]
+    command.append(str(HERE / "on_device.py"))
     result = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True)
     assert result.returncode == 0, result.stdout[-12000:]
     assert re.search(r"^\d+ passed(, \d+ deselected)? in", result.stdout, re.M), result.stdout[-3000:]

@@ -369,10 +369,8 @@ class Own(nn.Module):
 
 
 def test_values_are_named_as_in_a_configuration() -> None:
-    assert named_value(partial(Own, width=5)) == {
-        "class_path": "tests.export.test_export.Own",
-        "init_args": {"width": 5},
-    }
+    path = "tests.export.test_export.Own"
+    assert named_value(partial(Own, width=5)) == {"class_path": path, "init_args": {"width": 5}}
     assert named_value(Cosine(final=0.5))["init_args"] == {"rounds": None, "final": 0.5}
     assert named_value(images_of) == {"class_path": "tests.toy.images_of", "init_args": {}}
     assert named_values({"network": lambda: None, "tau": (1, 2)}) == {"tau": [1, 2]}

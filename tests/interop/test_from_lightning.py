@@ -19,15 +19,7 @@ from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SubsetRandomSampler,
-    TensorDataset,
-)
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, sampler
 
 from lightning_fedssl import FedAvg, FixMatch, LabelFlip, sampling
 from lightning_fedssl.callback import FederatedCallback
@@ -200,10 +192,13 @@ def test_unlabeled_batches_are_trained_as_written_by_hand(tmp_path: Path, where:
 
 
 class Terminates(FederatedCallback):
-    """Sends SIGTERM within a client's fit of the second round."""
+    """Sends SIGTERM within the first client's fit of the second round."""
+
+    sent = False
 
     def on_client_batch_end(self, trainer: Any, algorithm: Any, step: int) -> None:
-        if trainer.round_index == 2 and step == 0:
+        if trainer.round_index == 2 and not self.sent:
+            self.sent = True
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -267,12 +262,23 @@ class SizedStream(Stream):
     [
         (partial(DataLoader, batch_size=32), 100),
         (partial(DataLoader, batch_size=32, drop_last=True), 96),
-        (partial(DataLoader, batch_size=32, sampler=SubsetRandomSampler(range(13))), 13),
-        (partial(DataLoader, sampler=RandomSampler(range(100), replacement=True, num_samples=35)), 35),
-        (partial(DataLoader, batch_sampler=BatchSampler(SubsetRandomSampler(range(9)), 4, drop_last=False)), 9),
-        (partial(DataLoader, batch_sampler=BatchSampler(SubsetRandomSampler(range(9)), 4, drop_last=True)), 8),
+        (partial(DataLoader, batch_size=32, sampler=sampler.SubsetRandomSampler(range(13))), 13),
+        (partial(DataLoader, sampler=sampler.RandomSampler(range(100), replacement=True, num_samples=35)), 35),
+        (
+            partial(
+                DataLoader,
+                batch_sampler=sampler.BatchSampler(sampler.SubsetRandomSampler(range(9)), 4, drop_last=False),
+            ),
+            9,
+        ),
+        (
+            partial(
+                DataLoader, batch_sampler=sampler.BatchSampler(sampler.SubsetRandomSampler(range(9)), 4, drop_last=True)
+            ),
+            8,
+        ),
         (partial(DataLoader, batch_sampler=[[1, 2], [3]]), 3),
-        (partial(DataLoader, batch_size=None, sampler=SubsetRandomSampler(range(4))), 4),
+        (partial(DataLoader, batch_size=None, sampler=sampler.SubsetRandomSampler(range(4))), 4),
         (lambda data: DataLoader(SizedStream(), batch_size=3), 7),
         (lambda data: DataLoader(SizedStream(), batch_size=3, drop_last=True), 6),
     ],

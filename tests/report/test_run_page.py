@@ -144,17 +144,8 @@ def test_a_run_of_another_task_has_a_page(tmp_path: Path, task: Task) -> None:
     pixels = isinstance(task, Segmentation)
     x = torch.randn((24, 1, 8, 8) if pixels else (24, 4), generator=generator)
     y = (x[:, 0] > 0).long() if pixels else (x[:, :2] > 0).float() if isinstance(task, MultiLabel) else x[:, :1]
-    data = FederatedDataModule.from_datasets(
-        (x, y),
-        (x, y),
-        task=task,
-        label_location="clients",
-        num_clients=2,
-        num_labels=8,
-        validation=0.2,
-        weak="none",
-        strong="none",
-    )
+    given: Any = {"num_clients": 2, "num_labels": 8, "validation": 0.2, "weak": "none", "strong": "none"}
+    data = FederatedDataModule.from_datasets((x, y), (x, y), task=task, label_location="clients", **given)
     network: Any = (lambda: torch.nn.Conv2d(1, 2, 1)) if pixels else partial(MLP, hidden=())
     method = MeanTeacher(network=network, optimizer=sgd)
     trainer = toy_trainer(tmp_path, max_rounds=1, clients_per_round=2)
@@ -171,9 +162,6 @@ def test_scalars_of_single_classes_are_in_the_csv_file_alone(tmp_path: Path) -> 
     assert not [tag for tag in events_of(trainer).Tags()["scalars"] if "class_1" in tag]
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "found"),
-    [(0, 1, [0, 0.25, 0.5, 0.75, 1]), (1, 800, [0, 200, 400, 600, 800])],
-)
+@pytest.mark.parametrize(("low", "high", "found"), [(0, 1, [0, 0.25, 0.5, 0.75, 1]), (1, 800, [0, 200, 400, 600, 800])])
 def test_ticks_are_round_and_enclose_the_values(low: float, high: float, found: list[float]) -> None:
     assert ticks(low, high) == found

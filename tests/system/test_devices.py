@@ -43,6 +43,7 @@ def test_a_round_waits_for_the_client_with_the_largest_sum() -> None:
     usages = {7: Usage(work=4), 3: Usage(up=30 * MBIT), 5: Usage(up=14 * MBIT, work=3)}
     assert even().round_duration(0, 1, usages) == Duration(6.0, 3.5)
     assert even(server_step_s=0.5).round_duration(0, 1, usages, server_steps=8) == Duration(6.0, 3.5, 4.0)
+    assert even(server_step_s=0.5).round_duration(0, 1, {}, server_steps=3) == Duration(0.0, 0.0, 1.5)
 
 
 def test_a_server_in_parallel_costs_what_it_takes_longer() -> None:
@@ -51,11 +52,6 @@ def test_a_server_in_parallel_costs_what_it_takes_longer() -> None:
     for steps, extra in ((3, 0.0), (9, 5.0)):
         model = even(server_step_s=1.0)
         assert model.round_duration(0, 1, usages, steps, server_in_parallel=True) == Duration(4.0, 0.0, extra)
-
-
-def test_a_round_without_clients_is_the_server_s() -> None:
-    """3 steps of 0.5 s."""
-    assert even(server_step_s=0.5).round_duration(0, 1, {}, server_steps=3).total == 1.5
 
 
 def test_a_client_keeps_its_device_and_shares_are_kept() -> None:
