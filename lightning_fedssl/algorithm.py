@@ -26,7 +26,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
@@ -268,14 +267,9 @@ class FederatedAlgorithm(LightningModule):
                 "model.num_classes and model.in_shape are not known yet: a trainer takes them "
                 "from the data"
             )
-        with torch.random.fork_rng(devices=[]):
-            # torch.manual_seed would also seed the generators of GPUs, which fork_rng does not
-            # restore here.
-            torch.default_generator.manual_seed(
-                sampling.derive_key(sampling.global_seed(), "initial weights")
-            )
-            in_shape = (*self.in_shape,)
-            out_shape = self.task.output_shape(self.num_classes, in_shape)
+        in_shape = (*self.in_shape,)
+        out_shape = self.task.output_shape(self.num_classes, in_shape)
+        with sampling.seeded("initial weights"):
             self.network = build_network(
                 self.network_factory, self.num_classes, in_shape, out_shape
             )

@@ -7,14 +7,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.data.local_data import CHUNK, LocalData, Span, Visits
+from lightning_fedssl.data.local_data import LocalData, Span, Visits
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.state import Batch
@@ -62,16 +62,20 @@ class LocalWork:
         return map(self.batch, range(self.num_steps))
 
 
+MakeBatch = Callable[[Tensor, Visits], Batch]
+"""Returns the tensors of rows ``(n,)``, of whose visits it draws random numbers."""
+
+
 def epochs_of(
-    make_batch: Callable[[Tensor, Visits], Batch],
+    data: LocalData,
+    make_batch: MakeBatch,
     order: Callable[[int], Tensor],
-    *,
     count: int,
-    batch_size: int,
+    *,
     epochs: float = 0,
     steps: int | None = None,
+    batch_size: int = 0,
     pseudo_labels: PseudoLabels | None = None,
-    chunk: int = CHUNK,
 ) -> LocalWork:
     """Local work on ``count`` images in batches, for a number of epochs or of steps.
 
@@ -79,19 +83,20 @@ def epochs_of(
     epoch ends when fewer images are left than a batch, and the next begins (fewer images than one
     batch are all taken).
 
-    Views are computed for several batches in one call and then sliced: for some whole epochs, or a
-    part of one.
+    Views are computed for several batches, of at most ``data.chunk`` images, in one call and then
+    sliced: for some whole epochs, or a part of one.
 
     Args:
-        make_batch: Returns the tensors of rows ``(n,)``, of whose visits it draws random numbers.
+        data: The party's data.
+        make_batch: Returns the tensors of a batch.
         order: Returns the rows of an epoch in the order of their visits, ``(count,)``.
         count: Images of an epoch; 0 gives no steps.
-        batch_size: Images per step.
         epochs: E; a fraction ends within an epoch, with at least one step.
         steps: T, instead of ``epochs``.
+        batch_size: Images per step; ``data.batch_size`` if left out.
         pseudo_labels: See :class:`LocalWork`.
-        chunk: The largest number of images whose views are computed in one call: ``data.chunk``.
     """
+    batch_size = batch_size or data.batch_size
     steps_per_epoch, num_steps = _steps(count, batch_size, epochs, steps)
     visited = min(count, steps_per_epoch * batch_size)
     order = lru_cache(maxsize=1)(order)  # parts of an epoch share it
@@ -101,7 +106,7 @@ def epochs_of(
     def batch(step: int) -> Batch:
         nonlocal made, batches
         if step not in made:
-            made = _chunk_of(step, batch_size, steps_per_epoch, visited, chunk)
+            made = _chunk_of(step, batch_size, steps_per_epoch, visited, data.chunk)
             made = range(
                 made.start, max(min(made.stop, num_steps), step + 1)
             )  # no views that no step needs
@@ -171,7 +176,6 @@ def labeled_work(
     epochs: float = 0,
     steps: int | None = None,
     view: Literal["plain", "weak", "strong"] = "weak",
-    shuffle: bool = True,
     count: int | None = None,
 ) -> LocalWork:
     """Epochs, or steps, on the labelled images of a party: batches ``{"x", "y"}``.
@@ -181,7 +185,6 @@ def labeled_work(
         epochs: As in :func:`~lightning_fedssl.local_work.epochs_of`.
         steps: As in :func:`~lightning_fedssl.local_work.epochs_of`.
         view: The view of the images.
-        shuffle: Draw the order of every epoch; if not, the images come in the order of the data.
         count: Images of an epoch, the first in its order; all of them if left out.
     """
     augment = data.weak if view == "weak" else data.strong
@@ -192,21 +195,9 @@ def labeled_work(
         y = data.labels[rows]
         return {"x": x, "y": y if view == "plain" else data.target(y, "labeled", visits=visits)}
 
-    def order(epoch: int) -> Tensor:
-        if not shuffle:
-            return torch.arange(len(data.labeled), device=data.labeled.device)
-        return data.permutation(len(data.labeled), "labeled", epoch)
-
+    order = partial(data.permutation, len(data.labeled), "labeled")
     count = len(data.labeled) if count is None else count
-    return epochs_of(
-        make_batch,
-        order,
-        count=count,
-        batch_size=data.batch_size,
-        epochs=epochs,
-        steps=steps,
-        chunk=data.chunk,
-    )
+    return epochs_of(data, make_batch, order, count, epochs=epochs, steps=steps)
 
 
 def local_steps(data: LocalData, epochs: float) -> int:
@@ -248,44 +239,43 @@ def paired_work(
     """
     rows_x = _draw(data, len(data.labeled), num_steps, "labeled rows")
     rows_u = _draw(data, len(data.unlabeled) if unlabeled else 0, num_steps, "unlabeled rows")
-    steps_per_chunk = max(1, data.chunk // data.batch_size)
-    made = -1
-    parts = []
 
-    def part(
-        rows: Tensor, chunk: int, make: Callable[[Tensor, Tensor, int], Batch]
-    ) -> tuple[int, Batch]:
-        first = chunk * steps_per_chunk
-        width = rows.shape[1]
-        chosen = rows[first : first + steps_per_chunk]
-        steps = torch.arange(first, first + len(chosen), device=rows.device).repeat_interleave(
-            width
-        )
-        return width, make(chosen.flatten(), steps, first * width) if width else {}
-
-    def labeled_part(rows: Tensor, steps: Tensor, start: int) -> Batch:
+    def labeled_batch(rows: Tensor, visits: Visits) -> Batch:
+        start = visits.spans[0].start
         x = data.weak(data.labeled[rows], "labeled", start=start)
         return {"x": x, "y": data.target(data.labels[rows], "labeled", start=start)}
 
-    def unlabeled_part(rows: Tensor, steps: Tensor, start: int) -> Batch:
-        beside = unlabeled(rows, steps) if unlabeled else {}
+    def unlabeled_batch(rows: Tensor, visits: Visits) -> Batch:
+        start = visits.spans[0].start
+        places = torch.arange(start, start + len(rows), device=rows.device)
+        beside = unlabeled(rows, places // rows_u.shape[1]) if unlabeled else {}
         return {"u": data.weak(data.unlabeled[rows], "unlabeled", start=start), **beside}
 
-    def batch(step: int) -> Batch:
-        nonlocal made, parts
-        chunk, place = divmod(step, steps_per_chunk)
-        if chunk != made:
-            parts = [part(rows_x, chunk, labeled_part), part(rows_u, chunk, unlabeled_part)]
-            made = chunk
-        return {
-            name: t[place * width : (place + 1) * width]
-            for width, tensors in parts
-            for name, t in tensors.items()
-        }
+    work = side_by_side(
+        one_pass(data, labeled_batch, rows_x.flatten(), rows_x.shape[1]),
+        one_pass(data, unlabeled_batch, rows_u.flatten(), rows_u.shape[1]),
+    )
+    return replace(
+        work,
+        num_samples=len(data.labeled) + len(data.unlabeled),
+        epoch_steps=0,
+        pseudo_labels=pseudo_labels,
+        control_variate=control_variate or {},
+    )
 
-    count = len(data.labeled) + len(data.unlabeled)
-    steps = num_steps if rows_x.shape[1] + rows_u.shape[1] else 0
-    return LocalWork(count, steps, batch, pseudo_labels, control_variate or {})
+
+def one_pass(
+    data: LocalData, make_batch: MakeBatch, rows: Tensor, batch_size: int = 0
+) -> LocalWork:
+    """One pass over rows in their order.
+
+    Args:
+        data: The party's data.
+        make_batch: Returns the tensors of a batch.
+        rows: ``(n,)``; none give no steps.
+        batch_size: Images per step; ``data.batch_size`` if left out.
+    """
+    return epochs_of(data, make_batch, lambda _: rows, len(rows), epochs=1, batch_size=batch_size)
 
 
 def unlabeled_work(
@@ -294,7 +284,7 @@ def unlabeled_work(
     epochs: float = 0,
     steps: int | None = None,
     strong: bool = True,
-    batch_size: int | None = None,
+    batch_size: int = 0,
     pseudo_labels: PseudoLabels | None = None,
 ) -> LocalWork:
     """Epochs, or steps, on the unlabelled images of a party: batches ``{"x_weak", "x_strong"}`` of
@@ -314,20 +304,16 @@ def unlabeled_work(
         batch = {"x_weak": data.weak(x, "weak", visits=visits)}
         return batch | ({"x_strong": data.strong(x, "strong", visits=visits)} if strong else {})
 
-    def order(epoch: int) -> Tensor:
-        return data.permutation(len(data.unlabeled), "unlabeled", epoch)
-
-    size = batch_size or data.batch_size
     count = len(data.unlabeled)
     return epochs_of(
+        data,
         make_batch,
-        order,
-        count=count,
-        batch_size=size,
+        partial(data.permutation, count, "unlabeled"),
+        count,
         epochs=epochs,
         steps=steps,
+        batch_size=batch_size,
         pseudo_labels=pseudo_labels,
-        chunk=data.chunk,
     )
 
 

@@ -16,7 +16,8 @@ import hashlib
 import math
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import TypeVar
 
@@ -57,6 +58,20 @@ def derive_key(seed: int, *parts: int | str) -> int:
 def rng(seed: int, *parts: int | str) -> Generator:
     """A NumPy generator (Philox) for one purpose; see :func:`derive_key`."""
     return Generator(np.random.Philox(key=derive_key(seed, *parts) & (2**64 - 1)))
+
+
+@contextmanager
+def seeded(purpose: str) -> Iterator[None]:
+    """Inside, torch's generator draws initial weights as a function of the seed; then it goes on as
+    if nothing had been drawn.
+
+    Args:
+        purpose: Whose weights.
+    """
+    with torch.random.fork_rng(devices=[]):
+        # torch.manual_seed would also seed the generators of GPUs, which are not restored here.
+        torch.default_generator.manual_seed(derive_key(global_seed(), purpose))
+        yield
 
 
 def _mix(z: Tensor) -> Tensor:

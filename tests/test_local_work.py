@@ -33,7 +33,7 @@ def views(data: LocalData, count: int, batch_size: int, calls: list[int], **leng
     def order(epoch: int) -> Tensor:
         return data.permutation(count, "order", epoch)
 
-    return epochs_of(make_batch, order, count=count, batch_size=batch_size, **length)  # type: ignore[arg-type]
+    return epochs_of(data, make_batch, order, count, batch_size=batch_size, **length)  # type: ignore[arg-type]
 
 
 def epoch_by_epoch(data: LocalData, count: int, batch_size: int, length: int, whole_batches: bool) -> list[Batch]:

@@ -108,7 +108,6 @@ class FedMatch(_FedMatch):
         psi_scale: float = 0.2,
         variance_scaling: bool = True,
         lr_patience: int | None = 5,
-        shuffle: bool = True,
         optimizer: OptimizerCallable = ...,
         client_epochs: float = 1,
         server_epochs: float = 1,

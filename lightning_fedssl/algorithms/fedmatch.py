@@ -59,7 +59,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import zip_longest
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -73,7 +73,6 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import Sizes, State, Sums, sizes_of
 from lightning_fedssl.functional.by_name import below, mapped, unprefixed
-from lightning_fedssl.functional.device_copies import on_cpu
 from lightning_fedssl.functional.fedmatch import (
     decomposition_penalty,
     helper_divergence,
@@ -92,12 +91,15 @@ if TYPE_CHECKING:
     from lightning_fedssl.round import Federation
 
 _PSI = "network.psi."
-_SIGMA = "network.sigma."
 _LR_DIVISOR = 3.0
 _RATE = "rate"
 _ROUND = "round"
 _VALUE = "announced"
 _SEEN = "seen"
+_NEEDS_SGD = (
+    "model.lr_patience lowers a party's rate by a factor of its loss, which is a factor of the "
+    "rate under plain SGD alone (or set model.lr_patience: null)"
+)
 
 
 class FedMatch(FederatedAlgorithm):
@@ -122,7 +124,6 @@ class FedMatch(FederatedAlgorithm):
             the authors do; if false, sigma has the network's own initial weights.
         lr_patience: Rounds without a lower validation loss after which a party divides its rate by
             3: 5, and 20 with labels at the server; null for a constant rate.
-        shuffle: Draw the order of the batches anew in every round.
         optimizer: The optimizer of sigma and psi: plain SGD.
         client_epochs: Epochs of a client. It divides its unlabelled images into as many batches as
             it has labelled batches; without labelled images, into batches of
@@ -152,7 +153,6 @@ class FedMatch(FederatedAlgorithm):
         psi_scale: float = 0.2,
         variance_scaling: bool = True,
         lr_patience: int | None = 5,
-        shuffle: bool = True,
         optimizer: OptimizerCallable = slow_plain_sgd,
         client_epochs: float = 1,
         server_epochs: float = 1,
@@ -166,33 +166,26 @@ class FedMatch(FederatedAlgorithm):
             client_weighting=client_weighting,
             **kwargs,
         )
-        checks.require(
-            not self.freeze_patterns, "freeze", self.freeze_patterns, "FedMatch trains every weight"
-        )
+        frozen = self.freeze_patterns
+        checks.require(not frozen, "freeze", frozen, "FedMatch trains every weight")
         keeps = self.init_from is None or not (variance_scaling or psi_scale)
-        checks.require(
-            keeps,
-            "init_from",
-            self.init_from,
-            "set model.variance_scaling false and model.psi_scale 0",
-        )
+        remedy = "set model.variance_scaling false and model.psi_scale 0"
+        checks.require(keeps, "init_from", self.init_from, remedy)
         checks.probability("threshold", threshold)
-        checks.at_least(0, labeled_weight=labeled_weight, consistency_weight=consistency_weight)
         checks.at_least(
-            0, agreement_weight=agreement_weight, l1_weight=l1_weight, l2_weight=l2_weight
-        )
-        checks.at_least(
-            0, helpers=helpers, l1_threshold=l1_threshold, delta_threshold=delta_threshold
+            0,
+            labeled_weight=labeled_weight,
+            consistency_weight=consistency_weight,
+            agreement_weight=agreement_weight,
+            l1_weight=l1_weight,
+            l2_weight=l2_weight,
+            helpers=helpers,
+            l1_threshold=l1_threshold,
+            delta_threshold=delta_threshold,
         )
         checks.at_least(1, helper_interval=helper_interval, lr_patience=lr_patience)
         if lr_patience is not None:
-            require_plain_sgd(
-                self.optimizer_factory,
-                "model.lr_patience lowers a party's rate by a factor of its loss, which is a "
-                "factor of the rate under "
-                "plain SGD alone (or set model.lr_patience: null)",
-                several_rates=True,
-            )
+            require_plain_sgd(self.optimizer_factory, _NEEDS_SGD, several_rates=True)
         self.threshold = threshold
         self.labeled_weight = labeled_weight
         self.consistency_weight = consistency_weight
@@ -206,7 +199,6 @@ class FedMatch(FederatedAlgorithm):
         self.psi_scale = psi_scale
         self.variance_scaling = variance_scaling
         self.lr_patience = lr_patience
-        self.shuffle = shuffle
         self.sends_sigma = True
         self.helpers: dict[int, list[State]] = {}
 
@@ -222,10 +214,7 @@ class FedMatch(FederatedAlgorithm):
         checks.no_static_batch_norm(
             self.network, "no statistics are measured for the models of FedMatch's helpers"
         )
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(
-                sampling.derive_key(sampling.global_seed(), "sigma")
-            )
+        with sampling.seeded("sigma"):
             self.network = Decomposed(self.network, self.psi_scale, self.variance_scaling)
 
     def check_data(self, data: FederatedDataModule) -> None:
@@ -235,13 +224,10 @@ class FedMatch(FederatedAlgorithm):
         """
         self.sends_sigma = data.label_location == "clients"
         checks.has_unlabeled(data, "FedMatch")
-        has_loss = self.lr_patience is None or data.has_validation
-        checks.require(
-            has_loss,
-            "lr_patience",
-            self.lr_patience,
-            "it needs data.validation; give that, or null",
-        )
+        patience = self.lr_patience
+        has_loss = patience is None or data.has_validation
+        remedy = "it needs data.validation; give that, or null"
+        checks.require(has_loss, "lr_patience", patience, remedy)
 
     def round(self, federation: Federation) -> None:
         """Deliver helpers, train sigma where the labels are at the server,
@@ -252,10 +238,9 @@ class FedMatch(FederatedAlgorithm):
         federation.train_server()
         self.announce(self.evaluated_model())
         if not self.sends_sigma and self.lr_patience is not None:
-            extra = self.server.extra
-            extra[_RATE] = self._next_rate(extra.get(_RATE, {}))
+            self.server.extra[_RATE] = self._next_rate(self.server.extra.get(_RATE, {}))
         self.aggregate(self.accumulate(federation.train_clients()))
-        psi = torch.cat([self.server.parameters[name].flatten() for name in self._psi_names()])
+        psi = nn.utils.parameters_to_vector(below(_PSI, self.server.parameters).values())
         self.log("server/psi_share", (psi.abs() > self.l1_threshold).double().mean())
 
     # Step 1: the server delivers helpers, and trains sigma where it has the labels.
@@ -267,37 +252,32 @@ class FedMatch(FederatedAlgorithm):
             cohort: The drawn clients; a client without an embedding (before its first upload)
                 receives no helpers.
         """
-        embeddings = {
-            k: self.clients.get(k, "embedding")["p"] for k in self.clients.having("embedding")
-        }
-        return {
-            client: [
-                self.clients.get(k, "psi")
-                for k in nearest_clients(client, embeddings, self.num_helpers)
-            ]
-            for client in cohort
-            if client in embeddings
-        }
+        embeddings = {}
+        for client in self.clients.having("embedding"):
+            embeddings[client] = self.clients.get(client, "embedding")["p"]
+        chosen = {}
+        for client in cohort:
+            if client in embeddings:
+                nearest = nearest_clients(client, embeddings, self.num_helpers)
+                chosen[client] = [self.clients.get(other, "psi") for other in nearest]
+        return chosen
 
     def on_server_start(self, data: LocalData) -> LocalWork:
         """Epochs over plain labelled images; none where the clients have the labels."""
-        work = self._labeled_work(data, self.server_epochs)
+        work = labeled_work(data, self.server_epochs, view="plain")
         rate = self.server.extra.get(_RATE, {})
         return replace(work, batch=lambda step: add_rate(work.batch(step), rate))
 
     def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Eq. 4 with the psi that is evaluated: small entries are 0."""
-        logits = self.network.logits(batch["x"], self._inference_pairs())
-        loss = self.labeled_weight * F.cross_entropy(logits, batch["y"])
-        return loss * batch["rate"].mean() if "rate" in batch else loss
+        return self._with_rate(self._supervised_loss(batch, *self._evaluated_parts()), batch)
 
     # Step 2: a client alternates steps of sigma and psi.
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Alternate a labelled batch for sigma and an unlabelled one for psi."""
-        labeled = self._labeled_work(
-            data, self.client_epochs, _whole_batches(len(data.labeled), data.batch_size)
-        )
+        count = _whole_batches(len(data.labeled), data.batch_size)
+        labeled = labeled_work(data, self.client_epochs, view="plain", count=count)
         size = data.batch_size
         count = len(data.unlabeled)
         if labeled.num_steps:
@@ -306,12 +286,9 @@ class FedMatch(FederatedAlgorithm):
             count = _whole_batches(count, size)
         unlabeled = self._unlabeled_work(data, size, count)
         rate = self.clients.get(data.party, _RATE)
-        order = [
-            (work, step)
-            for pair in zip_longest(range(labeled.num_steps), range(unlabeled.num_steps))
-            for work, step in zip((labeled, unlabeled), pair, strict=True)
-            if step is not None
-        ]
+        order: list[tuple[LocalWork, int]] = []
+        for step in range(max(labeled.num_steps, unlabeled.num_steps)):
+            order += [(work, step) for work in (labeled, unlabeled) if step < work.num_steps]
 
         def batch(step: int) -> Batch:
             work, place = order[step]
@@ -319,33 +296,18 @@ class FedMatch(FederatedAlgorithm):
 
         return LocalWork(len(data.labeled) + len(data.unlabeled), len(order), batch)
 
-    def _labeled_work(self, data: LocalData, epochs: float, count: int | None = None) -> LocalWork:
-        return labeled_work(data, epochs, view="plain", shuffle=self.shuffle, count=count)
-
     def _unlabeled_work(self, data: LocalData, batch_size: int, count: int) -> LocalWork:
         helpers = self._helper_probabilities(data)
 
         def make_batch(rows: Tensor, visits: Visits) -> Batch:
             images = data.unlabeled[rows]
-            batch = {
-                "u": data.plain(images),
-                "u_strong": data.strong(images, "strong", visits=visits),
-            }
+            strong = data.strong(images, "strong", visits=visits)
+            batch = {"u": data.plain(images), "u_strong": strong}
             return batch if helpers is None else batch | {"helpers": helpers[rows]}
 
-        def order(epoch: int) -> Tensor:
-            if self.shuffle:
-                return data.permutation(len(data.unlabeled), "unlabeled", epoch)
-            return torch.arange(len(data.unlabeled), device=data.images.device)
-
-        return epochs_of(
-            make_batch,
-            order,
-            count=count,
-            batch_size=batch_size,
-            epochs=self.client_epochs,
-            chunk=data.chunk,
-        )
+        order = partial(data.permutation, len(data.unlabeled), "unlabeled")
+        epochs = self.client_epochs
+        return epochs_of(data, make_batch, order, count, epochs=epochs, batch_size=batch_size)
 
     @torch.no_grad()
     def _helper_probabilities(self, data: LocalData) -> Tensor | None:
@@ -355,50 +317,50 @@ class FedMatch(FederatedAlgorithm):
 
         Helpers do not change while the client trains, so each is evaluated once.
         """
-        if not self.helpers.get(data.party) or not len(data.unlabeled):
+        helpers = self.helpers.get(data.party)
+        if not helpers or not len(data.unlabeled):
             return None
         self.eval()
+        sigma, _ = self.network.parts()
         answers = []
-        for psi in self.helpers[data.party]:
-            own = [
-                psi[name].to(data.images.device, non_blocking=True) for name in self._psi_names()
-            ]
-            pairs = [
-                (sigma, part) for (sigma, _), part in zip(self.network.pairs(), own, strict=True)
-            ]
-            parts = [
-                self.network.logits(data.plain(images), pairs)
-                for images in data.unlabeled.split(_PASS)
-            ]
-            answers.append(torch.cat(parts).softmax(dim=-1))
+        for helper in helpers:
+            _, psi = self._parts_of(helper)
+            psi = mapped(lambda t: t.to(data.images.device, non_blocking=True), psi)
+            parts = data.unlabeled.split(_PASS)
+            logits = [self.network.logits(data.plain(images), sigma, psi) for images in parts]
+            answers.append(torch.cat(logits).softmax(dim=-1))
         return torch.stack(answers, dim=1)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Eq. 4 on a labelled batch, Eq. 5 on an unlabelled one, times the factor of the client's
         learning rate.
         """
-        loss = self._supervised_loss(batch) if "y" in batch else self._unsupervised_loss(batch)
+        if "y" not in batch:
+            return self._with_rate(self._unsupervised_loss(batch), batch)
+        sigma, psi = self.network.parts()
+        loss = self._supervised_loss(batch, sigma, mapped(Tensor.detach, psi))
+        return self._with_rate(loss, batch)
+
+    def _with_rate(self, loss: Tensor, batch: Batch) -> Tensor:
         return loss * batch["rate"].mean() if "rate" in batch else loss
 
-    def _supervised_loss(self, batch: Batch) -> Tensor:
-        pairs = [(sigma, psi.detach()) for sigma, psi in self.network.pairs()]
-        return self.labeled_weight * F.cross_entropy(
-            self.network.logits(batch["x"], pairs), batch["y"]
-        )
+    def _supervised_loss(self, batch: Batch, sigma: State, psi: State) -> Tensor:
+        logits = self.network.logits(batch["x"], sigma, psi)
+        return self.labeled_weight * F.cross_entropy(logits, batch["y"])
 
     def _unsupervised_loss(self, batch: Batch) -> Tensor:
-        pairs = [(sigma.detach(), psi) for sigma, psi in self.network.pairs()]
-        norms = self.network.fixed_norms()
-        logits = self.network.logits(batch["u"], pairs, norms)
+        sigma, psi = self.network.parts()
+        sigma = mapped(Tensor.detach, sigma)
+        logits = self.network.logits(batch["u"], sigma, psi)
         own = pseudo_label(logits.detach(), self.threshold)
         self.log("client/mask_rate", own.mask.double().mean(), batch_size=len(own.mask))
         helpers = batch.get("helpers")
         labels = own.labels if helpers is None else agreement(own.labels, helpers)
-        strong = self.network.logits(batch["u_strong"], pairs, norms)
+        strong = self.network.logits(batch["u_strong"], sigma, psi)
         loss = self.agreement_weight * masked_cross_entropy(strong, labels, own.mask)
         if helpers is not None:
             loss = loss + self.consistency_weight * helper_divergence(logits, helpers, own.mask)
-        return loss + decomposition_penalty(pairs, self.l1_weight, self.l2_weight)
+        return loss + decomposition_penalty(sigma, psi, self.l1_weight, self.l2_weight)
 
     # Step 3: a client uploads what has changed.
 
@@ -406,22 +368,18 @@ class FedMatch(FederatedAlgorithm):
         """Adapt the learning rate, and upload what has changed: psi, and sigma where it was
         trained.
         """
+        client = update.client
         if self.lr_patience is not None:
-            self.clients.put(
-                update.client, _RATE, self._next_rate(self.clients.get(update.client, _RATE))
-            )
-        sent = {
-            n: p for n, p in update.parameters.items() if n.startswith(_PSI) or self.sends_sigma
-        }
-        changed = {name: self._revert_small_changes(name, p) for name, p in sent.items()}
-        buffers = update.buffers if self.sends_sigma else {}
-        self.clients.put(update.client, _SEEN, {_ROUND: torch.tensor(self.current_round.index)})
-        return replace(update, parameters=changed, buffers=buffers)
-
-    def _revert_small_changes(self, name: str, trained: Tensor) -> Tensor:
-        """A tensor with the server's values where its change is below the threshold."""
-        zero = self.l1_threshold if name.startswith(_PSI) else 0.0
-        return keep_changes(trained, self.server.parameters[name], self.delta_threshold, zero)
+            self.clients.put(client, _RATE, self._next_rate(self.clients.get(client, _RATE)))
+        self.clients.put(client, _SEEN, {_ROUND: torch.tensor(self.current_round.index)})
+        if not self.sends_sigma:
+            update = replace(update, parameters=below(_PSI, update.parameters), buffers={})
+        changed = {}
+        for name, p in update.parameters.items():
+            zero = self.l1_threshold if name.startswith(_PSI) else 0.0
+            before = self.server.parameters[name]
+            changed[name] = keep_changes(p, before, self.delta_threshold, zero)
+        return replace(update, parameters=changed)
 
     # Step 4: the server embeds the models and averages.
 
@@ -432,8 +390,7 @@ class FedMatch(FederatedAlgorithm):
     def _embedded(self, updates: Iterable[ClientUpdate]) -> Iterator[ClientUpdate]:
         for update in updates:
             if self.num_helpers:
-                psi = below(_PSI, update.parameters)
-                self.clients.put(update.client, "psi", psi)
+                self.clients.put(update.client, "psi", below(_PSI, update.parameters))
                 embedding = self.embed(update.model())
                 self.clients.put(update.client, "embedding", {"p": embedding})
             yield update
@@ -449,14 +406,12 @@ class FedMatch(FederatedAlgorithm):
         # Updates of other ranks have lost their memory layout, which changes the last bits of a
         # convolution.
         state = mapped(Tensor.contiguous, {**self.server.model(), **uploaded})
-        sigma = unprefixed(_SIGMA, below(_SIGMA, state))
-        names = zip(self.network.decomposed, self._psi_names(), strict=True)
-        pairs = [(sigma.pop(name), state[psi]) for name, psi in names]
+        # With the norm layers of sigma, statistics included: whose those of the working module are
+        # depends on the number of ranks.
+        sigma, psi = self._parts_of(state)
         self.eval()
-        # Not with the norm layers of the working module: whose these are depends on the number of
-        # ranks.
-        probe = self.probe().to(pairs[0][0])
-        return self.network.logits(probe, pairs, norms=sigma)[0].softmax(dim=-1)
+        probe = self.probe().to(next(iter(psi.values())))
+        return self.network.logits(probe, sigma, psi)[0].softmax(dim=-1)
 
     def probe(self) -> Tensor:
         """The noise image, ``(1, channels, height, width)``: N(125, 125) within 0..255, scaled to
@@ -471,10 +426,11 @@ class FedMatch(FederatedAlgorithm):
 
     def evaluated_model(self) -> State:
         """The global model with small entries of psi at zero."""
-        return {
-            name: hard_threshold(t, self.l1_threshold) if name.startswith(_PSI) else t
-            for name, t in super().evaluated_model().items()
-        }
+        model = super().evaluated_model()
+        return model | mapped(self._without_small, below(_PSI, model))
+
+    def _without_small(self, psi: Tensor) -> Tensor:
+        return hard_threshold(psi.detach(), self.l1_threshold)
 
     # The communication cost.
 
@@ -485,7 +441,8 @@ class FedMatch(FederatedAlgorithm):
         Args:
             model: The model that will be sent, by name.
         """
-        values, since = (self.server.extra.setdefault(kind, {}) for kind in (_VALUE, _ROUND))
+        values = self.server.extra.setdefault(_VALUE, {})
+        since = self.server.extra.setdefault(_ROUND, {})
         for name, t in model.items():
             if name not in values:
                 values[name], since[name] = t.clone(), torch.zeros_like(t, dtype=torch.int32)
@@ -502,12 +459,11 @@ class FedMatch(FederatedAlgorithm):
         """
         seen = self.clients.get(client, _SEEN)
         since = self.server.extra.get(_ROUND, {})
-        newer = _counts(
-            {name: since[name] > seen[_ROUND] for name in received if seen and name in since}
-        )
         sizes: Sizes = {}
         for name, t in received.items():
-            sizes |= sparse_sizes(name, newer.get(name, t.numel()), t)
+            known = seen and name in since
+            count = int((since[name] > seen[_ROUND]).sum()) if known else t.numel()
+            sizes |= sparse_sizes(name, count, t)
         for number, psi in enumerate(self.helpers.get(client, ())):
             for name, t in psi.items():
                 count = int((t.abs() > self.l1_threshold).sum())
@@ -521,18 +477,17 @@ class FedMatch(FederatedAlgorithm):
         """
         if self.lr_patience is None or self.clients.get(client, _RATE):
             return {}
-        batches = list(self.federation.validation_batches())
-        images, labels = (sum(batch[part].numel() for batch in batches) for part in (0, 1))
-        return {"validation images": images, "validation labels": 8 * labels}
+        sizes = {"validation images": 0, "validation labels": 0}
+        for x, y in self.federation.validation_batches():
+            sizes["validation images"] += x.numel()
+            sizes["validation labels"] += 8 * y.numel()
+        return sizes
 
     def upload_sizes(self, update: ClientUpdate) -> Sizes:
         """Bytes of the entries that differ from the server's, and of all buffers."""
         sizes = sizes_of(update.buffers)
-        changed = _counts(
-            {name: p != self.server.parameters[name] for name, p in update.parameters.items()}
-        )
         for name, p in update.parameters.items():
-            sizes |= sparse_sizes(name, changed[name], p)
+            sizes |= sparse_sizes(name, int((p != self.server.parameters[name]).sum()), p)
         self._log_share("communication/upload_share", sizes)
         return sizes
 
@@ -541,7 +496,7 @@ class FedMatch(FederatedAlgorithm):
         paper's share.
         """
         values = sum(size for key, size in sizes.items() if not key.endswith(".positions"))
-        self.log(name, values / sum(sigma.nbytes for sigma, _ in self.network.pairs()))
+        self.log(name, values / sum(psi.nbytes for psi in self.network.psi.values()))
 
     # The learning rate of a party.
 
@@ -549,30 +504,24 @@ class FedMatch(FederatedAlgorithm):
     def _next_rate(self, rate: State) -> State:
         """A party's learning rate, from the validation loss of the working module."""
         self.eval()
-        pairs = self._inference_pairs()
-        batches = list(self.federation.validation_batches())
-        losses = [
-            F.cross_entropy(self.network.logits(x, pairs), y, reduction="sum") for x, y in batches
-        ]
-        loss = float(sum(losses)) / sum(len(y) for _, y in batches)
-        return update_rate(rate, loss, self.lr_patience or 1)
+        sigma, psi = self._evaluated_parts()
+        total: Tensor | float = 0.0
+        count = 0
+        for x, y in self.federation.validation_batches():
+            logits = self.network.logits(x, sigma, psi)
+            total = total + F.cross_entropy(logits, y, reduction="sum")
+            count += len(y)
+        return update_rate(rate, float(total) / count, self.lr_patience or 1)
 
-    # Names and values of sigma and psi.
+    # Sigma and psi by the names of the network.
 
-    def _psi_names(self) -> list[str]:
-        return [f"{_PSI}{name.replace('.', '/')}" for name in self.network.decomposed]
+    def _parts_of(self, state: State) -> tuple[State, State]:
+        return self.network.parts_of(unprefixed("network.", state))
 
-    def _inference_pairs(self) -> list[tuple[Tensor, Tensor]]:
-        """Sigma and psi of the working module as they are evaluated; psi gets no gradient."""
-        return [
-            (sigma, hard_threshold(psi.detach(), self.l1_threshold))
-            for sigma, psi in self.network.pairs()
-        ]
-
-
-def _counts(masks: State) -> dict[str, int]:
-    """How many entries of each mask are true."""
-    return mapped(int, on_cpu(mapped(Tensor.sum, masks)))
+    def _evaluated_parts(self) -> tuple[State, State]:
+        """Those of the working module as they are evaluated; psi gets no gradient."""
+        sigma, psi = self.network.parts()
+        return sigma, mapped(self._without_small, psi)
 
 
 def _whole_batches(count: int, batch_size: int) -> int:
@@ -598,13 +547,13 @@ def update_rate(rate: State, loss: float, patience: int) -> State:
         loss: The validation loss.
         patience: Rounds without a lower loss after which the rate is divided by 3.
     """
-    factor, lowest, waited = (float(rate[key]) if rate else value for key, value in _FRESH.items())
-    waited = 0.0 if loss < lowest else waited + 1
-    if waited >= patience:
-        factor = factor / _LR_DIVISOR
-        waited = 0.0
-    values = {"factor": factor, "lowest": min(loss, lowest), "waited": waited}
-    return {key: torch.tensor(value, dtype=torch.float64) for key, value in values.items()}
+    now = _FRESH | mapped(float, rate)
+    now["waited"] = 0.0 if loss < now["lowest"] else now["waited"] + 1
+    now["lowest"] = min(loss, now["lowest"])
+    if now["waited"] >= patience:
+        now["factor"] /= _LR_DIVISOR
+        now["waited"] = 0.0
+    return mapped(partial(torch.tensor, dtype=torch.float64), now)
 
 
 def add_rate(batch: Batch, rate: State) -> Batch:
@@ -620,8 +569,4 @@ def add_rate(batch: Batch, rate: State) -> Batch:
     if not rate or float(rate["factor"]) == 1:
         return batch
     some = next(iter(batch.values()))
-    return batch | {
-        "rate": torch.full(
-            (len(some),), float(rate["factor"]), dtype=some.dtype, device=some.device
-        )
-    }
+    return batch | {"rate": some.new_full((len(some),), float(rate["factor"]))}

@@ -112,10 +112,7 @@ class ProxyFL(ReceivedModelLabels):
         if hasattr(self, "projections"):
             return
         width = self.classifier.in_features
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(
-                sampling.derive_key(sampling.global_seed(), "projections")
-            )
+        with sampling.seeded("projections"):
             self.projections = nn.ModuleDict(
                 {"feature": nn.Linear(width, width), "proxy": nn.Linear(width, width, bias=False)}
             )

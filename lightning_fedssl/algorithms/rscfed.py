@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -154,14 +155,8 @@ class RSCFed(FederatedAlgorithm):
             return {**views, "weight": weight}
 
         count = len(data.unlabeled)
-        return epochs_of(
-            make_batch,
-            lambda epoch: data.permutation(count, "order", epoch),
-            count=count,
-            batch_size=data.batch_size,
-            epochs=self.client_epochs,
-            chunk=data.chunk,
-        )
+        order = partial(data.permutation, count, "order")
+        return epochs_of(data, make_batch, order, count, epochs=self.client_epochs)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Cross-entropy at a labelled client.

@@ -122,17 +122,15 @@ class SemiSFL(SplitTraining):
 
     def build_parts(self) -> None:
         """The projection head w_p, with weights that are a function of the seed, and the queues."""
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), evaluating(self.network):
+        with evaluating(self.network):
             features = self.embed(torch.zeros(1, *(self.in_shape or ()))).shape[1]
-            torch.default_generator.manual_seed(
-                sampling.derive_key(sampling.global_seed(), "projection head")
-            )
-            layers = (
+        with sampling.seeded("projection head"):
+            self.head = nn.Sequential(
+                nn.Flatten(),
                 nn.Linear(features, features),
                 nn.ReLU(),
                 nn.Linear(features, self.projection_size),
             )
-            self.head = nn.Sequential(nn.Flatten(), *layers)
         self.supervised_queue = MemoryQueue(self.queue_size, self.projection_size)
         self.unlabeled_queue = MemoryQueue(self.queue_size, self.projection_size)
 

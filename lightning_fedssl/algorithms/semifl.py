@@ -25,7 +25,7 @@ phase after the aggregation (paper: before the clients, and once more at the end
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -41,7 +41,7 @@ from lightning_fedssl.functional.averaging import Sizes
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.functional.optimizers import half_momentum
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
-from lightning_fedssl.local_work import LocalWork, epochs_of
+from lightning_fedssl.local_work import LocalWork, MakeBatch, epochs_of
 from lightning_fedssl.state import Batch, ClientUpdate
 from lightning_fedssl.task import CONFIDENT
 
@@ -134,7 +134,7 @@ class GlobalLabels(ServerPhases):
         self,
         data: LocalData,
         count: int,
-        make_batch: Callable[[Tensor, Visits], Batch],
+        make_batch: MakeBatch,
         pseudo: PseudoLabels | None,
     ) -> LocalWork:
         """E epochs over ``count`` images in random order.
@@ -146,15 +146,9 @@ class GlobalLabels(ServerPhases):
                 draws random numbers.
             pseudo: The labels of all the client's images, for diagnostics.
         """
-        return epochs_of(
-            make_batch,
-            lambda epoch: data.permutation(count, "order", epoch),
-            count=count,
-            batch_size=data.batch_size,
-            epochs=self.client_epochs,
-            pseudo_labels=pseudo,
-            chunk=data.chunk,
-        )
+        order = partial(data.permutation, count, "order")
+        epochs = self.client_epochs
+        return epochs_of(data, make_batch, order, count, epochs=epochs, pseudo_labels=pseudo)
 
 
 class SemiFL(GlobalLabels):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from lightning_fedssl.functional.averaging import State
 
 
 def helper_divergence(logits: Tensor, helpers: Tensor, mask: Tensor) -> Tensor:
@@ -26,21 +28,20 @@ def helper_divergence(logits: Tensor, helpers: Tensor, mask: Tensor) -> Tensor:
     return mean
 
 
-def decomposition_penalty(
-    pairs: Iterable[tuple[Tensor, Tensor]], l1_weight: float, l2_weight: float
-) -> Tensor:
+def decomposition_penalty(sigma: State, psi: State, l1_weight: float, l2_weight: float) -> Tensor:
     """``lambda_L1 sum |psi| + lambda_L2 sum (sigma - psi)^2`` over all tensors (the last two terms
     of Eq. 5).
 
     Args:
-        pairs: sigma and psi of every tensor.
+        sigma: By name.
+        psi: By name.
         l1_weight: lambda_L1.
         l2_weight: lambda_L2.
     """
-    terms = [
-        l1_weight * psi.abs().sum() + l2_weight * (sigma - psi).square().sum()
-        for sigma, psi in pairs
-    ]
+    terms = []
+    for name, own in psi.items():
+        distance = (sigma[name] - own).square().sum()
+        terms.append(l1_weight * own.abs().sum() + l2_weight * distance)
     return sum(terms[1:], start=terms[0])
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import mapped
+from lightning_fedssl.functional.by_name import below, mapped, paired, unprefixed
 from lightning_fedssl.functional.tied import call_with
 from lightning_fedssl.models.network import Network
 
@@ -50,46 +50,42 @@ class Decomposed(Network):
         }
         self.psi = nn.ParameterDict(mapped(nn.Parameter, parts))
 
-    def pairs(self) -> list[tuple[Tensor, Tensor]]:
-        """Sigma and psi of every decomposed tensor."""
-        own = dict(self.sigma.named_parameters())
-        return [(own[name], self.psi[name.replace(".", "/")]) for name in self.decomposed]
+    def parts(self) -> tuple[State, State]:
+        """Sigma, with the weights of the norm layers, and psi, by the names of the network."""
+        return self.parts_of(dict(self.named_parameters()))
 
-    def fixed_norms(self) -> State:
-        """The weights and biases of the norm layers by name, detached: they belong to sigma."""
-        return {
-            name: p.detach()
-            for name, p in self.sigma.named_parameters()
-            if name not in self.decomposed
-        }
+    def parts_of(self, state: State) -> tuple[State, State]:
+        """Sigma and psi of a state of this module, by the names of the network.
+
+        Args:
+            state: All of its psi, and as much of its sigma as there is, by their names.
+        """
+        psi = {name: state[f"psi.{name.replace('.', '/')}"] for name in self.decomposed}
+        return unprefixed("sigma.", below("sigma.", state)), psi
 
     @torch.no_grad()
     def summed(self) -> nn.Module:
         """A copy of the plain network with ``theta`` as its weights."""
         network = copy.deepcopy(self.sigma)
-        for name, (sigma, psi) in zip(self.decomposed, self.pairs(), strict=True):
-            network.get_parameter(name).copy_(sigma + psi)
+        for name, psi in self.parts()[1].items():
+            network.get_parameter(name).add_(psi)
         return network
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(batch, num_classes)`` with the weights sigma + psi; both get gradients."""
-        return self.logits(x, self.pairs())
+        return self.logits(x, *self.parts())
 
-    def logits(
-        self, x: Tensor, pairs: list[tuple[Tensor, Tensor]], norms: State | None = None
-    ) -> Tensor:
+    def logits(self, x: Tensor, sigma: State, psi: State) -> Tensor:
         """Logits ``(batch, num_classes)`` with the given sigma and psi instead of those of
-        :meth:`pairs`.
+        :meth:`parts`.
 
         Args:
             x: Images ``(batch, channels, height, width)``.
-            pairs: sigma and psi of every decomposed tensor; a detached one gets no gradient.
-            norms: Tensors of the norm layers by name; those of this module if left out.
+            sigma: Sigma by the names of the network; a detached tensor gets no gradient. Statistics
+                of norm layers may be among it; left out, they are those of this module.
+            psi: Psi by the same names.
         """
-        weights: State = {
-            name: sigma + psi for name, (sigma, psi) in zip(self.decomposed, pairs, strict=True)
-        }
-        logits: Tensor = call_with(self.sigma, {**(norms or {}), **weights}, x)
+        logits: Tensor = call_with(self.sigma, {**sigma, **paired(torch.add, psi, sigma)}, x)
         return logits
 
 

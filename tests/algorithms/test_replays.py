@@ -295,16 +295,13 @@ class ValidatedData(RecordedData):
 
 
 class ReplayedFedMatch(FedMatch):
-    """FedMatch on the recorded run's strong views and noise image; the batches are its own."""
+    """FedMatch on the recorded run's order, strong views and noise image; the batches are its own."""
 
-    def _unlabeled_work(self, data: LocalData, batch_size: int, count: int) -> LocalWork:
-        own = super()._unlabeled_work(data, batch_size, count)
+    def on_server_start(self, data: LocalData) -> LocalWork:
+        return super().on_server_start(_Fixed(**vars(data)))
 
-        def batch(step: int) -> Batch:
-            plain = own.batch(step)
-            return plain | {"u_strong": strong(plain["u"])}
-
-        return replace(own, batch=batch)
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        return super().on_client_start(_Fixed(**vars(data)))
 
     def probe(self) -> Tensor:
         noise = np.random.RandomState(9).uniform(0, 1, (1, 32, 32, 3))
@@ -392,7 +389,6 @@ def test_fedmatch_is_the_authors_code_to_rounding(
         l2_weight=settings["l2"],
         variance_scaling=False,
         lr_patience=1,
-        shuffle=False,
         **{name: settings[name] for name in names},
     )
     compared = ComparedParts(record, location)

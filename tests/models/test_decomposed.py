@@ -11,7 +11,8 @@ def test_decomposition() -> None:
     """Truncation at two deviations scales the deviation by 0.8796, so values are at most 2 / 0.8796 times it."""
     torch.manual_seed(0)
     network = Decomposed(ResNet9(norm="none", bias=False))
-    pairs = network.pairs()
+    sigmas, psis = network.parts()
+    pairs = [(sigmas[name], psi) for name, psi in psis.items()]
     assert len(pairs) == 9
     assert sum(sigma.numel() for sigma, _ in pairs) == 6_568_640
     assert all(torch.equal(psi, 0.2 * sigma) and psi.data_ptr() != sigma.data_ptr() for sigma, psi in pairs)
@@ -24,8 +25,8 @@ def test_decomposition() -> None:
     assert not any("norm" in name for name, _ in kept.psi.named_parameters())
     kept.sigma.load_state_dict(plain.state_dict())
     with torch.no_grad():
-        for sigma, psi in kept.pairs():
-            sigma.mul_(0.75)
-            psi.copy_(sigma / 3)
+        sigmas, psis = kept.parts()
+        for name, psi in psis.items():
+            psi.copy_(sigmas[name].mul_(0.75) / 3)
     x = torch.rand(2, 1, 8, 8)
     torch.testing.assert_close(kept.eval()(x), plain(x))

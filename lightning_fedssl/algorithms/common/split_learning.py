@@ -18,6 +18,7 @@ code.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -34,7 +35,7 @@ from lightning_fedssl.functional.by_name import below, unprefixed
 from lightning_fedssl.functional.ema import ema_update
 from lightning_fedssl.functional.optimizers import nesterov_sgd
 from lightning_fedssl.functional.tied import tensors_of
-from lightning_fedssl.local_work import LocalWork, endless_rows, epochs_of
+from lightning_fedssl.local_work import LocalWork, endless_rows, epochs_of, one_pass
 from lightning_fedssl.models.split import SplitNetwork, split
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.schedules import Cosine, Schedule
@@ -205,14 +206,9 @@ class SplitTraining(JointAlgorithm):
                 "y": data.labels[rows],
             }
 
-        return epochs_of(
-            make_batch,
-            lambda epoch: data.permutation(len(data.labeled), "labeled", epoch),
-            count=len(data.labeled),
-            batch_size=data.batch_size,
-            steps=self.server_steps,
-            chunk=data.chunk,
-        )
+        count = len(data.labeled)
+        order = partial(data.permutation, count, "labeled")
+        return epochs_of(data, make_batch, order, count, steps=self.server_steps)
 
     def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Cross-entropy of the first view (Eq. 4 without T)."""
@@ -241,13 +237,9 @@ class SplitTraining(JointAlgorithm):
                 "x_strong": data.strong(images, "strong", start=start),
             }
 
-        size = data.batch_size
-        work = epochs_of(
-            make_batch, lambda _: rows, count=len(rows), batch_size=size, epochs=1, chunk=data.chunk
-        )
-        return replace(
-            work, num_samples=count if len(rows) else 0
-        )  # not the visits, as many at every client
+        work = one_pass(data, make_batch, rows)
+        # Its images, not their visits, which are as many at every client.
+        return replace(work, num_samples=count if len(rows) else 0)
 
     def client_features(self, batch: Batch, batch_idx: int) -> State:
         """Student features of the strong view, teacher features of the weak one."""
