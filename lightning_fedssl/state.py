@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fedssl.functional.averaging import Sizes, State, sizes_of
-from lightning_fedssl.functional.by_name import only, prefixed, without
+from lightning_fedssl.functional.by_name import mapped, only, prefixed, taken, without
 from lightning_fedssl.functional.frozen import frozen_names, tensors_that_change
 from lightning_fedssl.functional.optimizers import weights_of
 from lightning_fedssl.functional.tied import tensors_of
@@ -102,17 +102,12 @@ class ServerState:
         """Move all tensors to a device, except scalars of stored optimizer states: a step count may
         be on the CPU.
         """
-        self.parameters, self.buffers, self.personal = (
-            {name: t.to(device) for name, t in state.items()}
-            for state in (self.parameters, self.buffers, self.personal)
-        )
-        self.extra = {
-            kind: {
-                n: t.to(device) if t.dim() or not kind.startswith("optimizer") else t
-                for n, t in state.items()
-            }
-            for kind, state in self.extra.items()
-        }
+        for state in (self.parameters, self.buffers, self.personal):
+            state |= mapped(lambda t: t.to(device), state)
+        for kind, state in self.extra.items():
+            for name, t in state.items():
+                if t.dim() or not kind.startswith("optimizer"):
+                    state[name] = t.to(device)
 
     def model(self) -> State:
         """Parameters and buffers: what a client downloads by default."""
@@ -151,11 +146,15 @@ class ClientUpdate:
     def to(self, device: torch.device, copy: bool = False) -> ClientUpdate:
         """The update with its tensors on a device; with ``copy`` they are copies in any case."""
 
-        def moved(state: State) -> State:
-            return {name: t.detach().to(device, copy=copy) for name, t in state.items()}
+        def moved(t: Tensor) -> Tensor:
+            return t.detach().to(device, copy=copy)
 
-        tensors = moved(self.parameters), moved(self.buffers), moved(self.payload)
-        return replace(self, parameters=tensors[0], buffers=tensors[1], payload=tensors[2])
+        return replace(
+            self,
+            parameters=mapped(moved, self.parameters),
+            buffers=mapped(moved, self.buffers),
+            payload=mapped(moved, self.payload),
+        )
 
     def model(self) -> State:
         """Weights and buffers."""
@@ -269,26 +268,23 @@ class LiveTensors:
 
     def __init__(self, module: nn.Module) -> None:
         layers = dict(module.named_modules())
-        places = [
-            (name, layers[name.rpartition(".")[0]], name.rpartition(".")[2])
-            for name in _names(module)
-        ]
-        self._parameters = [
-            (name, layer._parameters, key)
-            for name, layer, key in places
-            if key in layer._parameters
-        ]
-        self._buffers = [
-            (name, layer._buffers, key) for name, layer, key in places if key in layer._buffers
-        ]
+        self._parameters: dict[str, tuple[dict[str, Any], str]] = {}
+        self._buffers: dict[str, tuple[dict[str, Any], str]] = {}
+        for name in tensors_of(module):
+            path, _, key = name.rpartition(".")
+            layer = layers[path]
+            if key in layer._parameters:
+                self._parameters[name] = layer._parameters, key
+            else:
+                self._buffers[name] = layer._buffers, key
 
     def parameters(self) -> dict[str, Tensor]:
         """The weights, not detached."""
-        return {name: layer[key] for name, layer, key in self._parameters}
+        return {name: layer[key] for name, (layer, key) in self._parameters.items()}
 
     def buffers(self) -> State:
         """The buffers."""
-        return {name: layer[key] for name, layer, key in self._buffers}
+        return {name: layer[key] for name, (layer, key) in self._buffers.items()}
 
     def model(self) -> State:
         """Weights and buffers."""
@@ -302,14 +298,9 @@ class LiveTensors:
         _copy_into(self.model(), state)
 
 
-def _names(module: nn.Module) -> list[str]:
-    return [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
-
-
 def frozen_state(module: nn.Module) -> State:
     """The frozen tensors of a module by name, not copied."""
-    tensors = tensors_of(module)
-    return {name: tensors[name].detach() for name in sorted(frozen_names(module))}
+    return mapped(Tensor.detach, taken(tensors_of(module), sorted(frozen_names(module))))
 
 
 def load_state(module: nn.Module, state: State) -> None:
@@ -367,7 +358,7 @@ class ClientStore:
             raise ValueError(
                 f"clients.put(..., {kind!r}, state): state is no dict of tensors by name: {state!r}"
             )
-        copied = {name: t.detach().to("cpu", copy=True) for name, t in state.items()}
+        copied = mapped(lambda t: t.detach().to("cpu", copy=True), state)
         if self._staging is None:
             self.apply({(kind, client): copied})
         else:
@@ -439,8 +430,11 @@ class ClientStore:
 
     def of(self, client: int) -> State:
         """All stored tensors of a client, named ``kind.name``; empty if there are none."""
-        found = [(kind, state) for (kind, owner), state in self._kept.items() if owner == client]
-        return {f"{kind}.{name}": t for kind, state in found for name, t in state.items()}
+        found: State = {}
+        for (kind, owner), state in self._kept.items():
+            if owner == client:
+                found |= prefixed(f"{kind}.", state)
+        return found
 
     def having(self, kind: str) -> list[int]:
         """The clients with a state of this kind, in ascending order."""
@@ -450,17 +444,11 @@ class ClientStore:
         """The number of clients with a state."""
         return len({client for _, client in self._kept})
 
-    def clone(self) -> ClientStore:
-        """A copy of the store; changes of the copy do not affect this store."""
-        clone = ClientStore()
-        clone._kept = dict(self._kept)
-        return clone
-
     def state_dict(self) -> dict[int, State]:
         """Every client's tensors as :meth:`of` returns them."""
         found: dict[int, State] = {}
         for (kind, client), state in self._kept.items():
-            found.setdefault(client, {}).update({f"{kind}.{name}": t for name, t in state.items()})
+            found.setdefault(client, {}).update(prefixed(f"{kind}.", state))
         return found
 
     def load_state_dict(self, states: Mapping[int, State]) -> None:

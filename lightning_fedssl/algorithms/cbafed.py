@@ -43,7 +43,7 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, Sums
-from lightning_fedssl.functional.by_name import mapped
+from lightning_fedssl.functional.by_name import mapped, paired
 from lightning_fedssl.functional.tied import tensors_of
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.models.teacher import Teacher
@@ -95,18 +95,11 @@ class CBAFed(FederatedAlgorithm):
         super().__init__(keep_client_optimizer=keep_client_optimizer, **kwargs)
         checks.at_least(1, warmup_rounds=warmup_rounds, warmup_epochs=warmup_epochs)
         checks.at_least(0, unlabeled_weight=unlabeled_weight)
-        for key, value in {
-            "threshold": threshold,
-            "threshold_cap": threshold_cap,
-            "rare_share": rare_share,
-        }.items():
-            checks.probability(key, value)
-        checks.require(
-            client_epochs == int(client_epochs),
-            "client_epochs",
-            client_epochs,
-            "give a whole number",
-        )
+        checks.probability("threshold", threshold)
+        checks.probability("threshold_cap", threshold_cap)
+        checks.probability("rare_share", rare_share)
+        is_whole = client_epochs == int(client_epochs)
+        checks.require(is_whole, "client_epochs", client_epochs, "give a whole number")
         self.warmup_rounds = warmup_rounds
         self.warmup_epochs = warmup_epochs
         self.threshold = threshold
@@ -268,7 +261,7 @@ class CBAFed(FederatedAlgorithm):
         after = self.round_after_warmup
         record = self.server.extra.get("record", {})
         if self.residual and after > 0 and after % _EVERY == 0 and record:
-            mean = {name: (record[name] + t) / 2 for name, t in mean.items()}
+            mean = paired(lambda t, last: (last + t) / 2, mean, record)
         if self.residual and (after < 0 or (after > 0 and after % _EVERY == 0)):
             self.server.extra["record"] = mapped(Tensor.clone, mean)
         self.server.replace(mean)

@@ -32,6 +32,7 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.functional.averaging import State, Sums, WeightedSum
+from lightning_fedssl.functional.by_name import mapped, paired
 from lightning_fedssl.state import ClientUpdate
 
 
@@ -75,12 +76,11 @@ class EASGD(SlotAlgorithm):
         rate = self._rate()
         total = WeightedSum()
         for update in updates:
-            distance = {
-                name: x - self.server.parameters[name] for name, x in update.parameters.items()
-            }
-            moved = {name: x - rate * distance[name] for name, x in update.parameters.items()}
-            self.clients.put(self.slot_of[update.client], "weights", moved)
-            self.clients.put(self.slot_of[update.client], "buffers", update.buffers)
+            slot = self.slot_of[update.client]
+            distance = paired(torch.sub, update.parameters, self.server.parameters)
+            moved = paired(lambda x, d: x - rate * d, update.parameters, distance)
+            self.clients.put(slot, "weights", moved)
+            self.clients.put(slot, "buffers", update.buffers)
             total.add(distance)
         return {"distance": total}
 
@@ -88,10 +88,7 @@ class EASGD(SlotAlgorithm):
         """Move the centre; evaluation uses the batch-norm statistics of slot 0."""
         distance = sums["distance"]
         if distance.weight:
-            step = self._step(distance)
-            moved = {
-                name: z + step[name] for name, z in self.server.parameters.items() if name in step
-            }
+            moved = paired(torch.add, self._step(distance), self.server.parameters)
             self.server.update(moved, self.clients.get(0, "buffers"))
 
     def _rate(self) -> float:
@@ -99,7 +96,7 @@ class EASGD(SlotAlgorithm):
 
     def _step(self, distance: WeightedSum) -> State:
         """The step of the centre, computed from the sum of the distances."""
-        return {name: self._rate() * d for name, d in distance.total.items()}
+        return mapped(lambda d: self._rate() * d, distance.total)
 
 
 class OverlapSGD(EASGD):
@@ -120,12 +117,8 @@ class OverlapSGD(EASGD):
         """v, the step of the anchor. Moving the weights towards the anchor scales the mean distance
         by 1 - a.
         """
-        old = self.server.extra.get("momentum", {})
-        mean = {
-            name: (1 - self._rate()) * d / distance.weight for name, d in distance.total.items()
-        }
-        step = {
-            name: self.beta * old.get(name, torch.zeros_like(d)) + d for name, d in mean.items()
-        }
+        step = mapped(lambda d: (1 - self._rate()) * d / distance.weight, distance.total)
+        if old := self.server.extra.get("momentum"):
+            step = paired(lambda d, v: self.beta * v + d, step, old)
         self.server.extra["momentum"] = step
         return step

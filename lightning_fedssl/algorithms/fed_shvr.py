@@ -40,6 +40,7 @@ for the sum over the clients of a round. A client that skipped rounds downloads 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -51,7 +52,14 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State, Sums, WeightedSum, sizes_of
-from lightning_fedssl.functional.by_name import mapped, prefixed
+from lightning_fedssl.functional.by_name import (
+    below,
+    mapped,
+    only,
+    paired,
+    prefixed,
+    unprefixed,
+)
 from lightning_fedssl.functional.device_copies import on_cpu
 from lightning_fedssl.functional.losses import kl_from_uniform, kl_to_uniform, soft_cross_entropy
 from lightning_fedssl.functional.optimizers import plain_sgd, require_plain_sgd
@@ -133,11 +141,8 @@ class FedSHVR(PairedBatches):
         """
         if not self.control_variate:
             return {}
-        zeros = {
-            name: torch.zeros_like(p, device="cpu", requires_grad=False)
-            for name, p in self.server.parameters.items()
-        }
-        return self.clients.get(client, "control") or zeros
+        zeros = partial(torch.zeros_like, device="cpu", requires_grad=False)
+        return self.clients.get(client, "control") or mapped(zeros, self.server.parameters)
 
     def download_sizes(self, client: int, received: State) -> Sizes:
         """The broadcast and what Eq. 15 needs: tau_bar and theta' of the client's last round, if it
@@ -154,10 +159,8 @@ class FedSHVR(PairedBatches):
 
     def upload_sizes(self, update: ClientUpdate) -> Sizes:
         """The update and, where Eq. 14 or 15 needs it, tau_k."""
-        sizes = super().upload_sizes(update)
-        return (
-            sizes | {"tau": 8} if self.control_variate or self.averaging == "normalized" else sizes
-        )
+        needs_tau = self.control_variate or self.averaging == "normalized"
+        return super().upload_sizes(update) | ({"tau": 8} if needs_tau else {})
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Label the client's images and draw its tau_k batches."""
@@ -166,9 +169,7 @@ class FedSHVR(PairedBatches):
             data.images.device, data.dtype, non_blocking=True
         )
         own = self.control(data.party)
-        control_variate = {
-            name: d.to(data.images.device, non_blocking=True) for name, d in own.items()
-        }
+        control_variate = mapped(lambda d: d.to(data.images.device, non_blocking=True), own)
         pseudo = self._labels_of_round(data)
 
         def beside(rows: Tensor, step: Tensor) -> Batch:
@@ -212,18 +213,24 @@ class FedSHVR(PairedBatches):
             labels: v_k, ``(unlabelled, classes)``.
         """
         alpha0 = float(self.ramp.values(data.round, self.client_epochs, 1)[0])
-        pairs = ((data.labeled, data.labels), (data.unlabeled, labels))
-        for (images, targets), labeled in zip(pairs, (True, False), strict=True):
+        of_labeled = partial(F.cross_entropy, reduction="none")
+        of_unlabeled = partial(self.unlabeled_losses, alpha0=alpha0)
+        for images, targets, losses in (
+            (data.labeled, data.labels, of_labeled),
+            (data.unlabeled, labels, of_unlabeled),
+        ):
             for part, target in zip(images.split(_PASS), targets.split(_PASS), strict=True):
                 if len(part):
-                    yield self._losses(self(data.plain(part)), target, alpha0, labeled).sum() / len(
-                        images
-                    )
+                    yield losses(self(data.plain(part)), target).sum() / len(images)
 
-    def _losses(self, logits: Tensor, target: Tensor, alpha0: float, labeled: bool) -> Tensor:
-        """The terms of F_k, one per image: ``(batch,)``."""
-        if labeled:
-            return F.cross_entropy(logits, target, reduction="none")
+    def unlabeled_losses(self, logits: Tensor, target: Tensor, alpha0: float) -> Tensor:
+        """The terms of F_k of unlabelled images, one per image: ``(batch,)``.
+
+        Args:
+            logits: ``(batch, classes)``.
+            target: Their rows of v_k.
+            alpha0: alpha_0.
+        """
         r1 = kl_to_uniform(target.clamp(min=torch.finfo(target.dtype).tiny).log())
         return (
             alpha0 * soft_cross_entropy(logits, target)
@@ -259,10 +266,9 @@ class FedSHVR(PairedBatches):
     def on_result(self, client: int, result: State) -> None:
         """Apply Eq. 15 when theta' and tau_bar arrive."""
         tau = result["tau_bar"]
-        theta = {
-            name: p for name, p in self.server.parameters.items() if f"last_round.{name}" in result
-        }
-        moved = {name: (p - result[f"last_round.{name}"]) / tau.to(p) for name, p in theta.items()}
+        after = unprefixed("last_round.", below("last_round.", result))
+        before = only(self.server.parameters, after)
+        moved = paired(lambda p, new: (p - new) / tau.to(p), before, after)
         self._correct(client, on_cpu(moved))
 
     def on_round_start(self) -> None:
@@ -285,12 +291,9 @@ class FedSHVR(PairedBatches):
             if self.control_variate:
                 self.clients.put(update.client, "last_round", {"round": this_round})
             steps = next(iter(mean_step.values())).new_tensor(float(update.num_steps))
-            moved = (
-                mean_step
-                if self.averaging == "normalized"
-                else {n: p * steps for n, p in mean_step.items()}
-            )
-            total.add({**moved, **update.buffers, _STEPS: steps}, self.client_weight(update))
+            if self.averaging == "plain":
+                mean_step = mapped(steps.mul, mean_step)
+            total.add({**mean_step, **update.buffers, _STEPS: steps}, self.client_weight(update))
         return {"model": total}
 
     def aggregate(self, sums: Sums) -> None:
@@ -303,17 +306,14 @@ class FedSHVR(PairedBatches):
         tau = mean.pop(_STEPS)
         scale = tau if self.averaging == "normalized" else torch.ones_like(tau)
         before = mapped(Tensor.clone, self.server.parameters)
+        steps = only(mean, before)
         model = WeightedSum()
-        model.add(
-            {name: before[name] - scale * t if name in before else t for name, t in mean.items()}
-        )
+        model.add(mean | paired(lambda step, theta: theta - scale * step, steps, before))
         super().aggregate({"model": model})
         if self.control_variate:
             self._tau_bar = tau
-            new = self.server.parameters
-            moved = on_cpu(
-                {name: (p - new[name]) / tau for name, p in before.items() if name in mean}
-            )
+            trained = only(before, steps)
+            moved = on_cpu(paired(lambda p, new: (p - new) / tau, trained, self.server.parameters))
             for client in self.clients.having("mean_step"):
                 self._correct(client, moved)
 
@@ -330,10 +330,11 @@ class FedSHVR(PairedBatches):
 
     def _mean_step(self, update: ClientUpdate) -> State:
         """``(theta - theta_k) / tau_k``."""
-        return {
-            n: (self.server.parameters[n] - p) / update.num_steps
-            for n, p in update.parameters.items()
-        }
+        return paired(
+            lambda p, theta: (theta - p) / update.num_steps,
+            update.parameters,
+            self.server.parameters,
+        )
 
     def _correct(self, client: int, mean_step: State) -> None:
         """Apply Eq. 15 to a client of the round.
@@ -342,10 +343,8 @@ class FedSHVR(PairedBatches):
             client: The client.
             mean_step: ``(theta - theta') / tau_bar``, on the CPU.
         """
+        lr = self.current_round.client_lr
         own = self.clients.get(client, "mean_step")
-        d = self.control(client)
-        change = {
-            name: (mean_step[name] - t) / self.current_round.client_lr for name, t in own.items()
-        }
-        self.clients.put(client, "control", {n: d[n] + t for n, t in change.items()})
+        change = paired(lambda step, mean: (mean - step) / lr, own, mean_step)
+        self.clients.put(client, "control", paired(torch.add, change, self.control(client)))
         self.clients.put(client, "mean_step", {})

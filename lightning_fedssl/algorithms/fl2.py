@@ -42,6 +42,7 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.semifl import GlobalLabels
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.by_name import mapped, paired
 from lightning_fedssl.functional.losses import masked_mean
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32
 from lightning_fedssl.functional.sharpness import asam_step
@@ -187,10 +188,10 @@ class FL2(GlobalLabels):
 
         with torch.no_grad():
             steps = asam_step(weights, grad(sure_loss)(weights), self.rho, self.eta)
-        return {name: w + steps[name] for name, w in weights.items()}
+        return paired(torch.add, weights, steps)
 
     def _logits(self, weights: State, x: Tensor) -> Tensor:
         """Logits ``(batch, classes)`` with other weights; buffers stay as they are."""
-        buffers = {name: buffer.clone() for name, buffer in self.network.named_buffers()}
+        buffers = mapped(Tensor.clone, dict(self.network.named_buffers()))
         logits = call_with(self.network, {**weights, **buffers}, x)
         return at_least_float32(logits)

@@ -26,6 +26,7 @@ from torch import Tensor
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.by_name import mapped
 from lightning_fedssl.functional.ema import warm_decay
 from lightning_fedssl.functional.tied import call_with
 from lightning_fedssl.local_work import LocalWork
@@ -90,8 +91,7 @@ class MeanTeacher(PairedBatches):
         The teacher's weights run through the student's layers in training mode, with dropout and
         batch statistics.
         """
-        buffers = {name: b.clone() for name, b in self.network.named_buffers()}
-        logits: Tensor = call_with(
-            self.network, {**dict(self.teacher["network"].named_parameters()), **buffers}, u
-        )
+        buffers = mapped(Tensor.clone, dict(self.network.named_buffers()))
+        weights = dict(self.teacher["network"].named_parameters())
+        logits: Tensor = call_with(self.network, {**weights, **buffers}, u)
         return logits

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.by_name import paired
 
 
 def asam_step(weights: State, gradients: State, rho: float, eta: float) -> State:
@@ -27,6 +29,6 @@ def asam_step(weights: State, gradients: State, rho: float, eta: float) -> State
         name: w.abs() + eta if name.endswith("weight") else torch.ones_like(w)
         for name, w in weights.items()
     }
-    scaled = {name: scale[name] * g for name, g in gradients.items()}
-    norm = torch.stack([g.norm() for g in scaled.values()]).norm() + 1e-16
-    return {name: scale[name] * g * (rho / norm) for name, g in scaled.items()}
+    scaled = paired(torch.mul, gradients, scale)
+    norm = torch.stack([*map(Tensor.norm, scaled.values())]).norm() + 1e-16
+    return paired(lambda g, own: own * g * (rho / norm), scaled, scale)

@@ -374,7 +374,7 @@ def test_r2_from_uniform_in_the_step_and_in_the_objective() -> None:
     (term,) = algorithm.unlabeled_terms(logits, {"alpha0": torch.zeros(5)})
     torch.testing.assert_close(term, expected.sum(dim=1).mean())
     uniform_labels = torch.full_like(logits, 1 / 3)  # whose r_1 is 0
-    torch.testing.assert_close(algorithm._losses(logits, uniform_labels, 0.0, labeled=False), expected.sum(dim=1))
+    torch.testing.assert_close(algorithm.unlabeled_losses(logits, uniform_labels, 0.0), expected.sum(dim=1))
 
 
 @pytest.mark.parametrize("of_vectors", [{"lr": 0.01}, {"momentum": 0.9}])

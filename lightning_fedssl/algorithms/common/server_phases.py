@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lightning_fedssl.algorithm import FederatedAlgorithm, require
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, Sums
-from lightning_fedssl.functional.by_name import mapped
+from lightning_fedssl.functional.by_name import mapped, paired, taken
 from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.state import load_optimizer_state, optimizer_state
@@ -63,9 +63,8 @@ class ServerPhases(FederatedAlgorithm):
         super().__init__(**kwargs)
         valid_steps = server_steps is None or server_steps >= 1
         require(valid_steps, "server_steps", server_steps, "give 1 or more")
-        require(
-            0 <= server_weight <= 1, "server_weight", server_weight, "give a share between 0 and 1"
-        )
+        valid_weight = 0 <= server_weight <= 1
+        require(valid_weight, "server_weight", server_weight, "give a share between 0 and 1")
         self.server_phase = server_phase
         self.server_weight = server_weight
         self.aggregation_optimizer = aggregation_optimizer
@@ -80,12 +79,8 @@ class ServerPhases(FederatedAlgorithm):
         """
         trains = data.label_location == "server" and (self.server_epochs or self.server_steps)
         fits = self.server_phase != "parallel" or bool(trains)
-        require(
-            fits,
-            "server_phase",
-            self.server_phase,
-            "the server has no labels or epochs; leave the key out",
-        )
+        remedy = "the server has no labels or epochs; leave the key out"
+        require(fits, "server_phase", self.server_phase, remedy)
 
     def on_server_start(self, data: LocalData) -> LocalWork:
         """Epochs, or steps, over the server's labelled images.
@@ -102,12 +97,12 @@ class ServerPhases(FederatedAlgorithm):
         if mean is None:
             return
         if self.server_phase == "parallel":
-            own = self.server.model()
-            mean = {name: torch.lerp(t, own[name], self.server_weight) for name, t in mean.items()}
-        weights = {name: mean.pop(name) for name in self.server.parameters if name in mean}
+            share = self.server_weight
+            mean = paired(lambda t, own: torch.lerp(t, own, share), mean, self.server.model())
+        weights = taken(mean, self.server.parameters)
         if self.aggregation_optimizer is not None:
             weights = self._step_towards(weights, self.aggregation_optimizer)
-        self.server.update(weights, buffers=mean)
+        self.server.replace(mean | weights)
 
     def _step_towards(self, mean: State, factory: OptimizerCallable) -> State:
         """The global weights after a step of the optimizer, with the mean update as gradient."""
