@@ -23,11 +23,11 @@ positive proxy, the row of its class or the sum of its categories' rows weighted
 from the features of the images that share no category with it. Features and rows pass linear
 projections and are normalised; similarities are not divided by a temperature.
 
-Deviations: a client's momentum starts at zero (in the code one optimizer trains all clients in
-turn); a client with fewer than B labelled images takes all of them in each step; 1e-10 is not added
-to probabilities. Where paper and code differ, the code counts: the categories of a labelled image
-are those of the received model, not its label (section 5.2.1), and labelled images are negatives
-only; the margin is the largest distance between a class's row and its nearest row.
+Deviations: those of :mod:`~lightning_fedssl.algorithms.sage` in a client's momentum, labelled
+batches and weight; 1e-10 is not added to probabilities. Where paper and code differ, the code
+counts: the categories of a labelled image are those of the received model, not its label (section
+5.2.1), and labelled images are negatives only; the margin is the largest distance between a class's
+row and its nearest row.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class ProxyFL(ReceivedModelLabels):
     Args:
         contrastive_weight: beta, of ``L_ICPL``; 0 leaves the contrastive loss out.
         proxy_epochs: Epochs of Global Proxy Tuning over the clients' rows after each round; 0
-            leaves it out. Published: 30,000 in all, over 300 rounds of CIFAR-10.
-        proxy_lr: Learning rate of the tuning.
-        proxy_batch_size: Rows in a step of the tuning.
+            leaves it out. Published: Q = 100, and 10 for CIFAR-100.
+        proxy_lr: Learning rate of the tuning, eta_G.
+        proxy_batch_size: Rows in a step of the tuning; the default is that of the authors' script.
         largest_margin: The margin is at most this; published: 100.
         kwargs: Those of
             :class:`~lightning_fedssl.algorithms.common.received_model.ReceivedModelLabels`;
@@ -85,8 +85,8 @@ class ProxyFL(ReceivedModelLabels):
         self,
         contrastive_weight: float = 1.0,
         proxy_epochs: int = 100,
-        proxy_lr: float = 0.01,
-        proxy_batch_size: int = 10,
+        proxy_lr: float = 0.005,
+        proxy_batch_size: int = 4,
         largest_margin: float = 100.0,
         **kwargs: Any,
     ) -> None:

@@ -16,7 +16,19 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithms import FL2, SAGE, CBAFed, FedDB, FedMatch, FedRGD, RSCFed, SemiFL, SemiSFL, fedmatch
+from lightning_fedssl.algorithms import (
+    FL2,
+    SAGE,
+    CBAFed,
+    FedDB,
+    FedMatch,
+    FedRGD,
+    ProxyFL,
+    RSCFed,
+    SemiFL,
+    SemiSFL,
+    fedmatch,
+)
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.data import FullyLabeledClients, Partition
@@ -537,22 +549,50 @@ def test_fl2_is_the_authors_code_to_rounding(tmp_path: Path, monkeypatch: pytest
     assert min(sure) == 0 < max(sure)
 
 
-def test_sage_is_the_authors_code_to_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class ReplayedProxyFL(ProxyFL):
+    """ProxyFL with the recorded projections' first weights."""
+
+    def configure_model(self) -> None:
+        super().configure_model()
+        first_weights(self.projections, linear=1.0)
+
+
+class RecordedOrder:
+    """The recorded permutations, one after the other."""
+
+    def __init__(self, orders: list[list[int]]) -> None:
+        self.orders = iter(orders)
+
+    def permutation(self, count: int) -> Any:
+        return np.array(next(self.orders))
+
+
+@pytest.mark.parametrize(("name", "method"), [("sage", SAGE), ("proxyfl", ReplayedProxyFL)])
+def test_methods_with_received_labels_are_the_authors_code_to_rounding(
+    name: str, method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three rounds in float64: every client's weights and batch-norm statistics after 10 steps, the mean, the loss."""
-    record = recorded("sage")
+    record = recorded(name)
     settings, rounds = record["settings"], record["rounds"]
     monkeypatch.setattr(sampling, "cohort", lambda seed, number, *more: rounds[str(number)]["cohort"])
+    usual = sampling.rng
 
-    def network(num_classes: int, in_shape: tuple[int, int, int]) -> CNN:
-        built = CNN(num_classes, in_shape, width=4, norm="batch").double()
-        first_weights(built, linear=settings["linear"])
+    def rng(*words: Any) -> Any:
+        return RecordedOrder(record["proxies"][str(words[2])]) if "proxies" in words else usual(*words)
+
+    monkeypatch.setattr(sampling, "rng", rng)
+
+    def network(**shape: Any) -> CNN | MLP:
+        built = CNN(**shape, width=4, norm="batch") if name == "sage" else MLP(**shape, hidden=(16,))
+        first_weights(built.double(), linear=settings["linear"])
         return built
 
-    algorithm = SAGE(
+    algorithm = method(
         network=network,
         optimizer=partial(torch.optim.SGD, lr=settings["lr"], momentum=0.9, weight_decay=1e-4),
         threshold=settings["threshold"],
         client_epochs=settings["epochs"],
+        **{key: value for key, value in settings.items() if key.startswith("proxy_")},
     )
     data = DataInRecordedOrder(
         "cifar10", num_clients=4, num_labels=20, label_location="clients", partition=Given(record),
@@ -565,7 +605,8 @@ def test_sage_is_the_authors_code_to_rounding(tmp_path: Path, monkeypatch: pytes
     )  # fmt: skip
     trainer.fit(algorithm, data)
     assert compared.clients == 6
-    assert max(client["between"] for number in rounds.values() for client in number["clients"].values()) > 0.2
+    if name == "proxyfl":
+        assert algorithm.server.extra["prior"]["share"].tolist() == pytest.approx(rounds["3"]["prior"], rel=1e-7)
 
 
 class Listed(Partition):
