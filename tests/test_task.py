@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import FL2, SAGE, UDA, FedAvg, FedRGD, FixMatch, MeanTeacher, SemiFL, Supervised
@@ -24,12 +23,12 @@ from lightning_fedssl.data.augment.views import make_views
 from lightning_fedssl.export import export, load_network
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.metrics.evaluation import EvaluationMetrics
-from lightning_fedssl.models import CNN, UNet, build_network
+from lightning_fedssl.models import UNet, build_network
 from lightning_fedssl.state import Batch
 from lightning_fedssl.task import Classification, MultiLabel, Regression, Segmentation, Task
 from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.updates import Attack, LabelFlip, PseudoLabelPoison
-from tests.toy import SPEC, evaluated, images_of, sgd
+from tests.toy import SPEC, data_of, evaluated, images_of, network_of, sgd
 
 LOG3 = math.log(3)
 """The logit of the probability 3/4."""
@@ -228,43 +227,6 @@ def test_weak_views_move_masks_and_strong_views_move_nothing_more() -> None:
 # Methods.
 
 
-class Pixels(nn.Module):
-    """Two convolutions: logits of every pixel."""
-
-    def __init__(self, num_classes: int, in_channels: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv2d(in_channels, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, num_classes, 3, padding=1)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layers(x)
-        return out
-
-
-def data_of(task: Task, **kwargs: Any) -> FederatedDataModule:
-    """Images with bright quarters: their numbers as labels, their places as masks, their count as a number."""
-    quarters = (torch.arange(160)[:, None] // torch.tensor([1, 2, 4])) % 2  # all combinations of three quarters
-    images = torch.randint(0, 120, (160, 1, 8, 8), generator=torch.Generator().manual_seed(0))
-    masks = torch.zeros(160, 8, 8, dtype=torch.int64)
-    for k, (top, left) in enumerate(((0, 0), (0, 4), (4, 0))):
-        masks[:, top : top + 4, left : left + 4] = quarters[:, k, None, None]
-    images = (images + 110 * masks[:, None]).to(torch.uint8)
-    targets = {MultiLabel: quarters, Segmentation: masks, Regression: quarters.sum(1).float()}.get(
-        type(task), quarters[:, 0]
-    )
-    train, test = TensorDataset(images[:120], targets[:120]), TensorDataset(images[120:], targets[120:])
-    settings: dict[str, Any] = {
-        "weak": "crop", "strong": "digits", "num_labels": 24, "num_clients": 4, "validation": "test",
-        "client_batch_size": 5, "server_batch_size": 6,
-    }  # fmt: skip
-    return FederatedDataModule.from_datasets(train, test, task=task, **settings | kwargs)
-
-
-def network_of(task: Task) -> Any:
-    return Pixels if task.per_pixel else partial(CNN, width=4, norm="group")
-
-
 AT_CLIENTS = (FedAvg, MeanTeacher)
 
 
@@ -333,15 +295,6 @@ def test_annealing_of_uda_leaves_out_single_labels() -> None:
     pseudo = PseudoLabels(torch.tensor([[0.75, 0.5]]), torch.zeros(1, 2), torch.tensor([[True, False]]))
     kl = math.log(2) + 0.25 * math.log(0.25) + 0.75 * math.log(0.75)
     assert algorithm.unlabeled_loss(torch.zeros(1, 2), pseudo).item() == pytest.approx(kl / 2)
-
-
-@pytest.mark.parametrize("task", [MultiLabel(), Segmentation()], ids=lambda task: type(task).__name__)
-def test_stacked_clients_equal_single_ones(task: Task) -> None:
-    one, many = (
-        trained(SemiFL, task, {"clients_at_once": at_once, "precision": "64-true"}, threshold=0.5) for at_once in (1, 4)
-    )
-    for name in ("val/loss", f"val/{task.monitor}", "client/loss"):
-        assert float(many.callback_metrics[name]) == pytest.approx(float(one.callback_metrics[name]), rel=1e-9), name
 
 
 def test_pseudo_labels_of_pixels_lie_where_their_image_lies() -> None:

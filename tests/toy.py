@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import FedAvg, SemiFL
@@ -21,6 +22,7 @@ from lightning_fedssl.models import CNN, NormKind
 from lightning_fedssl.round import Round
 from lightning_fedssl.schedules import Cosine
 from lightning_fedssl.state import Direction
+from lightning_fedssl.task import MultiLabel, Regression, Segmentation, Task
 from lightning_fedssl.trainer import FederatedTrainer
 
 Method = TypeVar("Method", bound=FederatedAlgorithm)
@@ -172,3 +174,47 @@ def evaluated(data: FederatedDataModule, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Plain views and labels of some test samples."""
     images, labels = zip(*data.evaluation_batches("test"), strict=True)
     return torch.cat(images)[rows], torch.cat(labels)[rows]
+
+
+class Pixels(nn.Module):
+    """Two convolutions: logits of every pixel."""
+
+    def __init__(self, num_classes: int, in_channels: int) -> None:
+        super().__init__()
+        self.convs = nn.Sequential(nn.Conv2d(in_channels, 8, 3, padding=1))
+        self.norms = nn.Sequential(nn.GroupNorm(2, 8))
+        self.classifier = nn.Conv2d(8, num_classes, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.classifier(self.norms(self.convs(x)).relu())
+        return out
+
+
+def data_of(task: Task, **kwargs: Any) -> FederatedDataModule:
+    """Images with bright quarters: their numbers as labels, their places as masks, their count as a number."""
+    quarters = (torch.arange(160)[:, None] // torch.tensor([1, 2, 4])) % 2  # all combinations of three quarters
+    images = torch.randint(0, 120, (160, 1, 8, 8), generator=torch.Generator().manual_seed(0))
+    masks = torch.zeros(160, 8, 8, dtype=torch.int64)
+    for k, (top, left) in enumerate(((0, 0), (0, 4), (4, 0))):
+        masks[:, top : top + 4, left : left + 4] = quarters[:, k, None, None]
+    images = (images + 110 * masks[:, None]).to(torch.uint8)
+    targets = {MultiLabel: quarters, Segmentation: masks, Regression: quarters.sum(1).float()}.get(
+        type(task), quarters[:, 0]
+    )
+    train, test = TensorDataset(images[:120], targets[:120]), TensorDataset(images[120:], targets[120:])
+    settings: dict[str, Any] = {
+        "weak": "crop", "strong": "digits", "num_labels": 24, "num_clients": 4, "validation": "test",
+        "client_batch_size": 5, "server_batch_size": 6,
+    }  # fmt: skip
+    return FederatedDataModule.from_datasets(train, test, task=task, **settings | kwargs)
+
+
+def network_of(task: Task) -> Any:
+    return Pixels if task.per_pixel else partial(CNN, width=4, norm="group")
+
+
+def toy_of(method: type[Method], task: Task, **kwargs: Any) -> Method:
+    """A method for :func:`data_of` of the same task, on a network that fits its targets."""
+    num_classes = {MultiLabel: 3, Regression: 1}.get(type(task), 2)
+    given: dict[str, Any] = {"client_epochs": 1, "num_classes": num_classes, "in_shape": (1, 8, 8)}
+    return method(network=network_of(task), optimizer=sgd, task=task, **given | kwargs)

@@ -35,18 +35,39 @@ from lightning_fedssl.algorithms import (
     PseudoLabel,
     RSCFed,
     SelfTraining,
+    SemiFL,
     SemiSFL,
     Supervised,
 )
 from lightning_fedssl.callbacks import GlobalUpdateFrequency
-from lightning_fedssl.data import ClassSkew, FullyLabeledClients, LabeledClasses, LocalData, Partition
+from lightning_fedssl.data import (
+    ClassSkew,
+    FederatedDataModule,
+    FullyLabeledClients,
+    LabeledClasses,
+    LocalData,
+    Partition,
+)
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
 from lightning_fedssl.functional.optimizers import half_momentum
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.models import Network
 from lightning_fedssl.state import ClientUpdate, ServerState
-from tests.toy import Method, ToyData, labeled_clients, toy, toy_fedavg, toy_round, toy_semifl, toy_trainer, weights
+from lightning_fedssl.task import Classification, MultiLabel, Regression, Segmentation, Task
+from tests.toy import (
+    Method,
+    ToyData,
+    data_of,
+    labeled_clients,
+    toy,
+    toy_fedavg,
+    toy_of,
+    toy_round,
+    toy_semifl,
+    toy_trainer,
+    weights,
+)
 
 SMALL: dict[str, Any] = {"server_steps": 3, "client_steps": 4, "threshold": 0.36}
 
@@ -209,6 +230,10 @@ def momentum_of(algorithm: Any) -> dict[str, torch.Tensor]:
     return dict(zip(algorithm.server.parameters, state.values(), strict=bool(state)))
 
 
+def task_method(method: Any, task: Task, label_location: str = "server", **kwargs: Any) -> Any:
+    return partial(toy_of, method, task, **kwargs), partial(data_of, task, label_location=label_location)
+
+
 ADAM = {"optimizer": torch.optim.AdamW, "aggregation_optimizer": torch.optim.Adam, "keep_client_optimizer": True}
 METHODS: dict[str, Any] = {
     "semifl": (toy_semifl, ToyData),
@@ -247,6 +272,9 @@ METHODS: dict[str, Any] = {
     "rscfed": (toy_rscfed, fully_labeled),
     "cbafed": (toy_cbafed, fully_labeled),
     "feddb": (toy_feddb, mixed_clients),
+    "semifl_masks": task_method(SemiFL, Segmentation(), threshold=0.5),
+    "fl2_labels": task_method(FL2, MultiLabel(), threshold=0.5, pretrain_epochs=1),
+    "mean_teacher_numbers": task_method(MeanTeacher, Regression(), ramp_epochs=0, label_location="clients"),
 }
 METHODS = {name: (make, partial(data, max_train_images=72)) for name, (make, data) in METHODS.items()}
 
@@ -254,7 +282,7 @@ METHODS = {name: (make, partial(data, max_train_images=72)) for name, (make, dat
 STATELESS = {
     "cbafed",
     "semifl_paper", "supervised", "data_sharing", "fedswitch", "fixmatch", "uda", "sage", "proxyfl", "pseudo_label",
-    "mean_teacher", "self_training",
+    "mean_teacher", "mean_teacher_numbers", "self_training",
 }  # fmt: skip
 
 
@@ -326,7 +354,7 @@ class Given(Partition):
         return FederatedSplit(0, rows[:0], [ClientIndices(*part) for part in parts])
 
 
-def ready(algorithm: Method, data: ToyData) -> tuple[Method, ToyData]:
+def ready(algorithm: Method, data: FederatedDataModule) -> tuple[Method, FederatedDataModule]:
     """A method in round 1 with its initial weights, and its data."""
     data.setup()
     algorithm.check_data(data)
@@ -336,7 +364,7 @@ def ready(algorithm: Method, data: ToyData) -> tuple[Method, ToyData]:
     return algorithm, data
 
 
-def started(algorithm: FederatedAlgorithm, data: ToyData, client: int = 0) -> tuple[LocalWork, LocalData]:
+def started(algorithm: FederatedAlgorithm, data: FederatedDataModule, client: int = 0) -> tuple[LocalWork, LocalData]:
     """A client's work in round 1, from the initial weights, and what it holds."""
     _, data = ready(algorithm, data)
     local = data.local_data(client, 1)
@@ -348,3 +376,19 @@ class LabeledSteps(FedAvg):
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         return labeled_work(data, steps=7)
+
+
+CONFIDENT_TASKS = [Classification(), MultiLabel(), Segmentation()]
+
+
+def outcomes(task: Task, z: Tensor) -> Tensor:
+    """Log-probabilities of the outcomes of each entry: ``(n, *entries, outcomes)``."""
+    if isinstance(task, MultiLabel):  # absent, present
+        return -torch.stack([(1 + z.exp()).log(), (1 + (-z).exp()).log()], dim=-1)
+    z = z.movedim(1, -1)
+    return z - z.exp().sum(-1, keepdim=True).log()
+
+
+def loss_of(log_p: Tensor, y: Tensor) -> Tensor:
+    """Minus the log-probability of each entry's outcome; that of a missing one has no meaning."""
+    return -log_p.gather(-1, y.clamp(min=0).unsqueeze(-1)).squeeze(-1)

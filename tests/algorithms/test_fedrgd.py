@@ -7,18 +7,30 @@ from typing import Any
 
 import pytest
 import torch
+from examples.diagnostics.gradient_diversity import sum_gradients
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector
 
 from lightning_fedssl.algorithms import FedRGD
 from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm, group_sizes
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.functional.losses import consistency_loss
-from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
+from lightning_fedssl.functional.pseudo_labels import pseudo_label
 from lightning_fedssl.schedules import FractionalCosine
 from lightning_fedssl.state import ClientUpdate, ServerState
-from tests.algorithms.helpers import Given, HandData, hand_gradient, started, toy_rgd
-from tests.toy import Line, ToyData, assert_same, toy_round, toy_trainer
+from lightning_fedssl.task import Task
+from tests.algorithms.helpers import (
+    CONFIDENT_TASKS,
+    Given,
+    HandData,
+    hand_gradient,
+    loss_of,
+    outcomes,
+    ready,
+    started,
+    toy_rgd,
+)
+from tests.toy import Line, ToyData, assert_same, data_of, toy_of, toy_round, toy_trainer
 
 
 def start_round(algorithm: SlotAlgorithm, cohort: list[int], round_index: int = 1) -> None:
@@ -156,23 +168,6 @@ def test_groups_that_do_not_fit_are_refused(groups: int | list[int]) -> None:
 # Losses.
 
 
-def pseudo(kept: int, count: int) -> PseudoLabels:
-    mask = torch.arange(count) < kept
-    return PseudoLabels(torch.zeros(count, dtype=torch.int64), mask.float(), mask)
-
-
-def test_consistency_loss_is_a_mean_over_the_whole_batch() -> None:
-    logits = torch.randn(64, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    loss = consistency_loss(logits, pseudo(0, 64))
-    loss.backward()
-    assert loss.item() == 0
-    assert logits.grad is not None
-    assert not logits.grad.any()
-    two = torch.tensor([[-math.log(math.exp(2) - 1), 0.0]]).expand(64, 2)
-    assert F.cross_entropy(two, torch.zeros(64, dtype=torch.int64)).item() == pytest.approx(2, abs=1e-6)
-    assert consistency_loss(two, pseudo(16, 64)).item() == pytest.approx(0.5, abs=1e-6)
-
-
 def test_views_pass_together_and_no_gradient_flows_through_the_label() -> None:
     algorithm = toy_rgd(threshold=0.36)
     batch = started(algorithm, ToyData())[0].batch(0)
@@ -218,19 +213,28 @@ def test_self_training_labels_in_evaluation_mode_and_trains_the_same_view() -> N
     assert algorithm.training
 
 
-def test_labels_at_the_clients_add_cross_entropy_to_consistency() -> None:
-    algorithm, data = toy_rgd(), ToyData(label_location="clients", num_labels=60)
-    data.setup()
-    algorithm.configure_model()
-    algorithm.train()
-    work = algorithm.on_client_start(data.local_data(0, 1))
-    assert work.num_steps == 3
-    batch = work.batch(0)
-    assert batch.keys() == {"x", "y", "x_weak", "x_strong"}
-    logits = algorithm(torch.cat([batch["x"], batch["x_weak"], batch["x_strong"]]))
-    labels = pseudo_label(logits[5:10], algorithm.threshold)
-    expected = F.cross_entropy(logits[:5], batch["y"]) + consistency_loss(logits[10:], labels)
-    torch.testing.assert_close(algorithm.training_step(batch, 0), expected)
+@pytest.mark.parametrize("task", CONFIDENT_TASKS)
+def test_loss_and_diversity_of_labelled_clients_by_hand(task: Task) -> None:
+    """Cross-entropy of the labels, and of the confident entries divided by the number of all."""
+    algorithm, data = ready(toy_of(FedRGD, task), data_of(task, label_location="clients", num_labels=60))
+    algorithm.double()
+    found: list[Tensor] = []
+    by_hand: list[Tensor] = []
+    for client in range(3):
+        batch = algorithm.on_client_start(data.local_data(client, 1, torch.float64)).batch(0)
+        x, weak, strong = (outcomes(task, algorithm(batch[name])) for name in ("x", "x_weak", "x_strong"))
+        confidence, labels = weak.detach().exp().max(-1)
+        algorithm.threshold = float(confidence.mean())
+        sure = confidence >= algorithm.threshold
+        loss = loss_of(x, batch["y"]).mean() + (loss_of(strong, labels) * sure).mean()
+        computed = algorithm.training_step(batch, 0)
+        assert computed is not None
+        assert computed.item() == pytest.approx(loss.item(), abs=1e-12)
+        for gradients, value in ((found, computed), (by_hand, loss)):
+            gradients.append(parameters_to_vector(torch.autograd.grad(value, [*algorithm.parameters()])))
+    g = torch.stack(by_hand)
+    diversity = float(g.square().sum() / g.sum(0).square().sum())
+    assert sum_gradients(found).diversity() == pytest.approx(diversity, abs=1e-12)
 
 
 def test_t_full_batches_that_start_anew_when_the_images_run_out() -> None:

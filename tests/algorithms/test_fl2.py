@@ -10,15 +10,34 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lightning_fedssl.algorithms import FL2
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
-from lightning_fedssl.functional.sharpness import asam_step
 from lightning_fedssl.models import CNN
 from lightning_fedssl.state import ClientUpdate
-from tests.algorithms.helpers import HandData, hand_gradient, started, toy_fl2
-from tests.toy import Line, ToyData, Transfers, assert_same, toy_round, toy_semifl, toy_trainer, weights
+from lightning_fedssl.task import Classification, MultiLabel, Segmentation, Task
+from tests.algorithms.helpers import (
+    CONFIDENT_TASKS,
+    HandData,
+    hand_gradient,
+    loss_of,
+    outcomes,
+    ready,
+    started,
+    toy_fl2,
+)
+from tests.toy import (
+    Line,
+    ToyData,
+    Transfers,
+    assert_same,
+    data_of,
+    toy_of,
+    toy_round,
+    toy_semifl,
+    toy_trainer,
+    weights,
+)
 
 
 def test_pretraining_and_a_round_worked_out_by_hand(tmp_path: Path) -> None:
@@ -82,25 +101,31 @@ def test_threshold_is_the_mean_confidence_scaled_by_class(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("target", ["strong", "weak"])
-def test_loss_by_hand(target: Any) -> None:
-    """The second term takes sure images alone, at weights that raise their cross-entropy."""
-    algorithm = toy_fl2(consistency_target=target, rho=0.5)
-    batch = started(algorithm, ToyData())[0].batch(0)
-    batch["sure"] = torch.arange(len(batch["y"])) < 2
-    algorithm.train()
-    ce = F.cross_entropy(algorithm(batch["x_strong"]), batch["y"])
-    own = algorithm(batch["x_weak" if target == "weak" else "x_strong"]).softmax(1).detach()
-    named = dict(algorithm.network.named_parameters())
-    sure = F.cross_entropy(algorithm(batch["x_strong"])[:2], batch["y"][:2])
-    steps = asam_step({**named}, dict(zip(named, torch.autograd.grad(sure, [*named.values()]), strict=True)), 0.5, 0.01)
-    loss = algorithm.training_step(batch, 0)
+@pytest.mark.parametrize("task", CONFIDENT_TASKS)
+def test_loss_by_hand(task: Task, target: Any) -> None:
+    """The second term takes sure entries alone, at weights that raise their cross-entropy most."""
+    rho, eta = 0.5, 0.01
+    algorithm, _ = ready(toy_of(FL2, task, consistency_target=target, rho=rho, eta=eta), data_of(task))
+    algorithm.double()
+    draw = torch.Generator().manual_seed(0)
+    x, x_weak = torch.randn(2, 4, 1, 8, 8, generator=draw, dtype=torch.float64)
+    y = torch.randint(-1, 2, {MultiLabel: (4, 3), Segmentation: (4, 8, 8)}.get(type(task), (4,)), generator=draw)
+    y = y.abs() if isinstance(task, Classification) else y
+    sure = (y >= 0) & (torch.arange(y.numel()).reshape(y.shape) % 3 > 0)
+    weights = dict(algorithm.network.named_parameters())
+    strong = outcomes(task, algorithm(x))
+    own = (outcomes(task, algorithm(x_weak)) if target == "weak" else strong).detach()
+    gradients = torch.autograd.grad(loss_of(strong, y)[sure].mean(), [*weights.values()])
+    scales = [w.detach().abs() + eta if name.endswith("weight") else 1 for name, w in weights.items()]
+    norm = sum(float((t * g).square().sum()) for t, g in zip(scales, gradients, strict=True)) ** 0.5
+    loss = algorithm.training_step({"x_strong": x, "x_weak": x_weak, "y": y, "sure": sure}, 0)
+    assert loss is not None
     with torch.no_grad():
-        for name, w in named.items():
-            w.add_(steps[name])
-        raised = algorithm(batch["x_strong"]).softmax(1)
-    kl = (own * (own / raised).log()).sum(1)
-    assert float(kl[:2].sum()) > 1e-3
-    torch.testing.assert_close(loss, ce + kl[:2].sum() / len(kl), rtol=1e-4, atol=1e-6)
+        for w, t, g in zip(weights.values(), scales, gradients, strict=True):
+            w.add_(rho * t**2 * g / norm)
+        kl = (own.exp() * (own - outcomes(task, algorithm(x)))).sum(-1)[sure].sum() / y.numel()
+    assert float(kl) > 1e-3
+    assert loss.item() == pytest.approx(loss_of(strong, y)[y >= 0].mean().item() + float(kl), abs=1e-12)
 
 
 def test_running_statistics_see_the_training_pass_alone() -> None:

@@ -62,6 +62,7 @@ def assert_ranks_are_one(tmp_path: Path, make: Any, data: Any, ranks: int, **set
         (h.toy_cbafed, h.fully_labeled, 2),
         (h.toy_feddb, h.mixed_clients, 2),
         (h.toy_sage, h.mixed_clients, 2),
+        *((*h.METHODS[name], 2) for name in ("semifl_masks", "fl2_labels", "mean_teacher_numbers")),
     ],
 )
 def test_ranks_give_the_bits_of_one_in_32_bit_arithmetic(tmp_path: Path, make: Any, data: Any, ranks: int) -> None:

@@ -74,7 +74,7 @@ def test_frozen_layers_stay_and_are_not_sent_with_every_method(tmp_path: Path, m
     model = again(make(), freeze=["convs.0", "norms.0"])
     transfers = Transfers()
     statistics = StaticBatchNorm("moments") if method.startswith("semifl") else StaticBatchNorm()
-    start = again(make(), freeze=["convs.0", "norms.0"], num_classes=3, in_shape=(1, 8, 8))
+    start = again(make(), freeze=["convs.0", "norms.0"])
     start.configure_model()
     trainer = toy_trainer(tmp_path, callbacks=[transfers, statistics], max_rounds=2)
     trainer.fit(model, data())
