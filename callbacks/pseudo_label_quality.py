@@ -26,6 +26,9 @@ MOST_WRONG = 12
 
 _OF_CLIENT = 3
 
+Wrong = tuple[float, Tensor, Tensor, Tensor]
+"""See :attr:`PseudoLabelQuality.wrong`."""
+
 
 class PseudoLabelQuality(FederatedCallback):
     """Logs mask rate and accuracy of the clients' pseudo-labels in a round (SemiFL Fig. 6, Semi-SFL
@@ -38,6 +41,9 @@ class PseudoLabelQuality(FederatedCallback):
       ``pseudo_label/confident_accuracy``, ``pseudo_label/largest_class_share`` (the share of the
       most frequent class: near 1 if self-training has collapsed, but also if there are few labels)
       and ``pseudo_label/confident_count`` (their number in the round).
+
+    Of several labels of a sample, or of pixels, each one counts. A label that says that a class is
+    absent is right or wrong like others, but is of no class in ``largest_class_share``.
 
     After ``on_global_model``, rank 0 has for the report of the run the confident labels of the
     round by true class, ``table``, and the most confident wrong ones, ``wrong``.
@@ -61,10 +67,13 @@ class PseudoLabelQuality(FederatedCallback):
     Attributes:
         table: Confident labels of the round, ``(classes + 1, classes)``: a row for each true class
             and a last one for unknown classes, a column for each label; with more than 100 classes
-            only the last row. None in a round without any.
+            only the last row. Of several labels of a sample there is one class more, of those that
+            are absent. None in a round without any.
         wrong: The most confident wrong labels of the round, at most 3 of a client and 12 in all:
-            confidence, number of the sample in the training data, label and true class. Of a method
-            that labels at every step, those of a client's first step.
+            confidence, number of the sample in the training data, label and true class. Of pixels
+            the samples with the most wrong ones: their share, the sample, and both masks, -1 where
+            a label is not confident. Of a method that labels at every step, those of a client's
+            first step.
     """
 
     def __init__(self, sample: int = 128) -> None:
@@ -75,9 +84,9 @@ class PseudoLabelQuality(FederatedCallback):
     def reset(self) -> None:
         """Forget an earlier run."""
         self.table: Tensor | None = None
-        self.wrong: list[list[float]] = []
+        self.wrong: list[Wrong] = []
         self._tables: dict[int, Tensor] = {}
-        self._wrong: dict[int, Tensor] = {}
+        self._wrong: dict[int, tuple[Tensor, ...]] = {}
 
     def on_round_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Forget the round before."""
@@ -118,16 +127,19 @@ class PseudoLabelQuality(FederatedCallback):
         tables = [table for client, table in self._tables.items() if client not in unused]
         wrong = [found for client, found in self._wrong.items() if client not in unused]
         own = torch.stack(tables).sum(dim=0).cpu() if tables else None
-        parts = trainer.gather((own, torch.cat(wrong).tolist() if wrong else []))
+        rows = [row for columns in wrong for row in zip(*(c.cpu() for c in columns), strict=True)]
+        parts = trainer.gather((own, [(float(score), *row) for score, *row in rows if score > 0]))
         known = [table for table, _ in parts if table is not None]
         if not known:
             return
         self.table = torch.stack(known).sum(dim=0)
-        entries = sorted((row for _, rows in parts for row in rows if row[0] > 0), reverse=True)
+        entries = sorted((row for _, rows in parts for row in rows), key=lambda row: -row[0])
         self.wrong = entries[:MOST_WRONG]
-        classes = self.table.sum(dim=0)
-        if total := float(classes.sum()):
-            trainer.log("pseudo_label/largest_class_share", float(classes.max()) / total)
+        count = self.table.sum(dim=0)
+        classes = count[: trainer.datamodule.num_classes]
+        if present := float(classes.sum()):
+            trainer.log("pseudo_label/largest_class_share", float(classes.max()) / present)
+        if total := float(count.sum()):
             trainer.log("pseudo_label/confident_count", total)
 
     def _compare_sample(self, trainer: Run, algorithm: FederatedAlgorithm, data: LocalData) -> None:
@@ -149,30 +161,25 @@ class PseudoLabelQuality(FederatedCallback):
     ) -> None:
         client = algorithm.clients.staging
         assert client is not None, "pseudo-labels are reported while their client trains"
-        truth = trainer.datamodule.true_labels(indices)
-        partly_unknown = truth.dim() > 1 or trainer.datamodule.has_unknown_labels
-        labels = algorithm.task.hard(pseudo.labels)
-        if truth.dim() == 1 and client not in self._wrong:
-            found = pseudo._replace(labels=labels)
-            self._wrong[client] = _most_confident_wrong(indices, truth, found)
-        # Every label of a sample, or every pixel, counts as one.
+        data = trainer.datamodule
+        truth = data.true_labels(indices)
+        both = (algorithm.task.hard(pseudo.labels), truth)
+        labels, truth = (data.task.classes_of(part, data.num_classes) for part in both)
+        if client not in self._wrong:
+            found = PseudoLabels(labels, pseudo.confidence, pseudo.mask)
+            self._wrong[client] = _most_wrong(indices, truth, found, data.task.per_pixel)
         truth, labels = truth.flatten(), labels.flatten()
-        right = (labels == truth).double()
         mask = pseudo.mask.flatten().double()
-        table = _table(truth, labels, mask, trainer.datamodule.num_classes)
+        table = _table(truth, labels, mask, len(data.strata_names))
         self._tables[client] = self._tables.get(client, 0) + table
-        if partly_unknown:  # else no test, which would wait for the device
-            known = truth.flatten() >= 0
-            right = right[known]
-            mask = mask[known]
-            if not len(right):
-                return
-        confident = mask.sum()
-        trainer.log("pseudo_label/accuracy", right.mean(), len(right))
-        # A test whether any label is confident would wait for the device; without one, the scalar
-        # has weight 0.
-        accuracy = (right * mask).sum() / confident.clamp(min=1)
-        trainer.log("pseudo_label/confident_accuracy", accuracy, confident)
+        # A test whether any label is known, or confident, would wait for the device; without one,
+        # the scalar has weight 0.
+        right = (labels == truth).double()
+        known = (truth >= 0).double()
+        for name, weights in {"accuracy": known, "confident_accuracy": known * mask}.items():
+            count = weights.sum()
+            value = (right * weights).sum() / count.clamp(min=1)
+            trainer.log(f"pseudo_label/{name}", value, count)
 
 
 def _table(truth: Tensor, labels: Tensor, mask: Tensor, num_classes: int) -> Tensor:
@@ -187,15 +194,22 @@ def _table(truth: Tensor, labels: Tensor, mask: Tensor, num_classes: int) -> Ten
     return torch.cat([known, (given.sum(dim=0) - known.sum(dim=0))[None]])
 
 
-def _most_confident_wrong(indices: Tensor, truth: Tensor, pseudo: PseudoLabels) -> Tensor:
-    """A row for each label of one client: confidence, sample, label, true class; the confidence is
-    -1 where it is not wrong, or not trained on.
+def _most_wrong(
+    indices: Tensor, truth: Tensor, pseudo: PseudoLabels, per_pixel: bool
+) -> tuple[Tensor, ...]:
+    """The columns of :data:`Wrong` of one client, with a score of at most 0 where nothing is
+    wrong, or trained on.
     """
-    wrong = (pseudo.labels != truth) & (truth >= 0) & pseudo.mask.bool()
-    confidence = pseudo.confidence.detach().double().masked_fill(~wrong, -1.0)
-    best, rows = confidence.topk(min(_OF_CLIENT, len(truth)))
-    columns = (indices[rows], pseudo.labels[rows], truth[rows])
-    return torch.stack([best, *(column.double() for column in columns)], dim=1)
+    labels, confidence, mask = pseudo
+    wrong = (labels != truth) & (truth >= 0) & mask.bool()
+    if per_pixel:
+        score, labels = wrong.double().mean(dim=(1, 2)), torch.where(mask, labels, -1)
+    else:
+        indices = indices.repeat_interleave(wrong[:1].numel())
+        score = confidence.detach().double().masked_fill(~wrong, -1.0).flatten()
+        truth, labels = truth.flatten(), labels.flatten()
+    best, rows = score.topk(min(_OF_CLIENT, len(score)))
+    return best, indices[rows], labels[rows], truth[rows]
 
 
 def clients_left_out(trainer: Run) -> set[int]:

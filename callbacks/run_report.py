@@ -18,7 +18,7 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor
 
 from lightning_fedssl.callbacks.phase_profiler import ROUND, PhaseProfiler
-from lightning_fedssl.callbacks.pseudo_label_quality import PseudoLabelQuality
+from lightning_fedssl.callbacks.pseudo_label_quality import PseudoLabelQuality, Wrong
 from lightning_fedssl.callbacks.simple_classifiers import accuracy_error
 from lightning_fedssl.report import FILE_NAME, page
 
@@ -74,7 +74,7 @@ class RunReport(PhaseProfiler):
         """Forget an earlier run."""
         self.clients: dict[int, Tensor] = {}
         self.tables: dict[int, Tensor] = {}
-        self.wrong: list[list[float]] = []
+        self.wrong: list[Wrong] = []
         self.profiler = profiler = SimpleProfiler()
         self._durations = profiler.recorded_durations
         self.running = []

@@ -92,6 +92,10 @@ class Task(ABC):
         """The names of the classes of :meth:`strata`."""
         return (*class_names,)
 
+    def classes_of(self, labels: Tensor, num_classes: int) -> Tensor:
+        """The class of each entry's label by the names of :meth:`strata_names`, in their shape."""
+        return labels
+
     def output_shape(self, num_classes: int, in_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of a network's output for one sample of the shape ``in_shape``."""
         return (num_classes, *in_shape[1:]) if self.per_pixel else (num_classes,)
@@ -371,6 +375,11 @@ class MultiLabel(Task):
     def strata_names(self, class_names: Sequence[str]) -> tuple[str, ...]:
         """The classes, and ``(none)``."""
         return (*class_names, "(none)")
+
+    def classes_of(self, labels: Tensor, num_classes: int) -> Tensor:
+        """The class where it is present, ``num_classes`` where it is not; -1 for unknown."""
+        classes = torch.arange(num_classes, device=labels.device).expand_as(labels)
+        return torch.where(labels == 1, classes, torch.where(labels == 0, num_classes, -1))
 
     def entry_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Binary cross-entropy of each class."""

@@ -747,11 +747,6 @@ class FederatedDataModule(LightningDataModule):
             self._own_hash = digest.hexdigest()
         return self._own_hash
 
-    @property
-    def has_unknown_labels(self) -> bool:
-        """Whether clients hold images whose true label nobody knows."""
-        return self.statistics.unknown_counts is not None
-
     def unlabeled_pool(self) -> Tensor:
         """Indices of all clients' images, in data-set order: what a pass over all clients' images
         reads.

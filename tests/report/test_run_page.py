@@ -7,7 +7,6 @@ import os
 import re
 import signal
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,14 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_fedssl.algorithms import MeanTeacher
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import LabelsAlone, PseudoLabelQuality, RunReport
-from lightning_fedssl.data import FederatedDataModule
-from lightning_fedssl.models import MLP
 from lightning_fedssl.report.page import ticks
 from lightning_fedssl.system import Faults, RandomDropout
-from lightning_fedssl.task import MultiLabel, Regression, Segmentation, Task
+from tests.algorithms.helpers import METHODS
 from tests.callbacks.helpers import events_of
 from tests.report.html import EVIL, Page
-from tests.toy import SPEC, ToyData, forked, sgd, toy_semifl, toy_trainer
+from tests.toy import SPEC, ToyData, forked, toy_semifl, toy_trainer
 
 
 class Named(ToyData):
@@ -74,24 +70,36 @@ def test_clients_and_pseudo_labels_are_counted_once_on_any_number_of_ranks(tmp_p
     assert steps > 0
 
 
-def test_a_table_of_labels_counts_confident_ones_by_true_class(tmp_path: Path) -> None:
-    quality, expected = PseudoLabelQuality(), torch.zeros(4, 3, dtype=torch.float64)
+@pytest.mark.parametrize("method", ["semifl", "fl2_labels", "semifl_masks"])
+def test_a_table_of_labels_counts_confident_ones_by_true_class(tmp_path: Path, method: str) -> None:
+    make, data = METHODS[method]
+    several = method == "fl2_labels"  # for which class 3 says that a class is absent
+    quality, expected = PseudoLabelQuality(), torch.zeros(5, 4, dtype=torch.float64)
 
     class Counts(FederatedCallback):
         def on_client_start(self, trainer: Any, algorithm: Any, data: Any, work: Any) -> None:
-            truth = trainer.datamodule.true_labels(data.unlabeled)
-            for true, label, used in zip(truth, work.pseudo_labels.labels, work.pseudo_labels.mask, strict=True):
-                expected[true, label] += float(used)
+            truth, (labels, _, mask) = trainer.datamodule.true_labels(data.unlabeled), work.pseudo_labels
+            for place in zip(*mask.nonzero().T.tolist(), strict=True):
+                true, label = int(truth[place]), int(labels[place])
+                known = ((place[-1] if true else 3), (place[-1] if label else 3)) if several else (true, label)
+                expected[known] += 1
 
     trainer = toy_trainer(tmp_path, max_rounds=1, callbacks=[quality, Counts()])
-    trainer.fit(toy_semifl(), ToyData())
+    trainer.fit(make(), data())
     assert quality.table is not None
-    assert torch.equal(quality.table, expected)
-    assert expected.sum() > 0
-    confidences, samples, labels, truths = torch.tensor(quality.wrong).T
-    assert torch.equal(trainer.datamodule.true_labels(samples.long()).float(), truths)
-    assert (labels != truths).all()
-    assert torch.equal(confidences, confidences.sort(descending=True).values)
+    count = quality.table.shape[1]
+    assert torch.equal(quality.table[:count], expected[:count, :count])
+    assert quality.table.sum() == expected.sum() > 0
+    present = expected.sum(0)[:3]
+    share = float(trainer.callback_metrics["pseudo_label/largest_class_share"])
+    assert share == pytest.approx(float(present.max() / present.sum()))
+    scores, samples, labels, truths = map(list, zip(*quality.wrong, strict=True))
+    assert scores == sorted(scores, reverse=True)
+    for score, sample, label, truth in zip(scores, samples, labels, truths, strict=True):
+        known = trainer.datamodule.true_labels(sample)
+        assert torch.equal(known, truth) or (several and known[min(label, truth)] == (truth < 3))
+        assert (label != truth).any()
+        assert method != "semifl_masks" or score == ((label != truth) & (label >= 0)).double().mean()
 
 
 class Looks(FederatedCallback):
@@ -138,20 +146,21 @@ def test_a_resumed_run_has_the_page_of_one(tmp_path: Path) -> None:
     assert pages[0] == pages[1]
 
 
-@pytest.mark.parametrize("task", [MultiLabel(), Segmentation(), Regression(bins=2)], ids=lambda t: type(t).__name__)
-def test_a_run_of_another_task_has_a_page(tmp_path: Path, task: Task) -> None:
-    generator = torch.Generator().manual_seed(0)
-    pixels = isinstance(task, Segmentation)
-    x = torch.randn((24, 1, 8, 8) if pixels else (24, 4), generator=generator)
-    y = (x[:, 0] > 0).long() if pixels else (x[:, :2] > 0).float() if isinstance(task, MultiLabel) else x[:, :1]
-    given: Any = {"num_clients": 2, "num_labels": 8, "validation": 0.2, "weak": "none", "strong": "none"}
-    data = FederatedDataModule.from_datasets((x, y), (x, y), task=task, label_location="clients", **given)
-    network: Any = (lambda: torch.nn.Conv2d(1, 2, 1)) if pixels else partial(MLP, hidden=())
-    method = MeanTeacher(network=network, optimizer=sgd)
-    trainer = toy_trainer(tmp_path, max_rounds=1, clients_per_round=2)
-    trainer.fit(method, data)
+@pytest.mark.parametrize(
+    ("method", "monitor", "said"),
+    [
+        ("fl2_labels", "average_precision", "labelled without"),
+        ("semifl_masks", "iou", "% wrong"),
+        ("mean_teacher_numbers", "mae", "classes 0 1/5"),
+    ],
+)
+def test_a_run_of_another_task_has_a_page(tmp_path: Path, method: str, monitor: str, said: str) -> None:
+    make, data = METHODS[method]
+    trainer = toy_trainer(tmp_path, max_rounds=1)
+    trainer.fit(make(), data())
     page = Page(trainer.log_dir)
-    assert f"After 1 rounds the test {task.monitor} is" in page.text
+    assert f"After 1 rounds the test {monitor} is" in page.text
+    assert said in page.text
 
 
 def test_scalars_of_single_classes_are_in_the_csv_file_alone(tmp_path: Path) -> None:

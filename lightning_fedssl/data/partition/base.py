@@ -134,18 +134,22 @@ class Partition:
     def _assign_pool(self, asked: SplitRequest, pool: Tensor, generator: Generator) -> IndexLists:
         """Assigns the images of ``pool`` and returns sorted indices.
 
-        An empty pool gives every client nothing.
+        An empty pool gives every client nothing, and one with fewer images than clients one each to
+        some, if images without a label are enough for the others.
         """
         clients = asked.num_clients
         if len(pool) == 0:
             return IndexLists(pool, torch.zeros(clients, dtype=torch.int64))
-        if clients > len(pool):
+        if clients > len(pool) + len(asked.without_label):
             raise ValueError(
                 f"data.num_clients: {clients} clients cannot share {len(pool)} samples; lower "
                 "data.num_clients or "
                 "leave more samples (data.num_labels, data.validation)"
             )
-        parts = self.assign(asked.labels[pool], clients, asked.num_classes, generator)
+        if clients > len(pool):
+            parts = list(torch.from_numpy(generator.permutation(len(pool))).tensor_split(clients))
+        else:
+            parts = self.assign(asked.labels[pool], clients, asked.num_classes, generator)
         try:
             lists = IndexLists.of(torch.as_tensor(part, dtype=torch.int64) for part in parts)
             if len(lists) != clients or (len(lists.values) and int(lists.values.min()) < 0):

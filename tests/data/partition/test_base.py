@@ -275,6 +275,14 @@ def test_shards_that_cannot_hold_all_classes_are_refused(classes_per_client: int
         Shards(classes_per_client).assign(torch.arange(50) % 5, clients, 5, sampling.rng(0, "test"))
 
 
+def test_few_samples_with_a_class_are_shared_beside_those_without() -> None:
+    """Labels of 2 of 3 images are at the server: 4 clients share the third, and 4 images without a label."""
+    asked = SplitRequest(torch.tensor([0, 1, 0, -1, -1, -1, -1]), 2, 4, 2, "server", without_label=torch.arange(3, 7))
+    split = Iid().split(asked, sampling.rng(0, "test"))
+    whole = Iid().add_unlabeled(split, asked, sampling.rng(0, "test"))
+    assert [len(client.unlabeled) for client in whole.clients] == [2, 1, 1, 1]
+
+
 def test_a_sample_without_label_is_not_assigned_as_labelled() -> None:
     asked = SplitRequest(torch.tensor([0, 1, 0, -1]), 2, 1, 2, "server", without_label=torch.tensor([3]))
     made = hand_split([1], server=[0, 3])
