@@ -28,12 +28,13 @@ from torch import Tensor
 from lightning_fedssl import sampling
 from lightning_fedssl.data.partition.class_balance import (
     choose_balanced,
+    class_sizes,
     even_counts,
     largest_remainder,
     positions_by_class,
 )
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
-from lightning_fedssl.data.partition.index_lists import ClientIndices, ClientList, IndexLists
+from lightning_fedssl.data.partition.index_lists import ClientList, IndexLists
 
 _log = logging.getLogger(__name__)
 
@@ -106,10 +107,9 @@ class Partition:
             asked: The images, ``asked.without_label`` among them.
             generator: A random stream of its own.
         """
-        order = asked.without_label[
-            torch.from_numpy(generator.permutation(len(asked.without_label)))
-        ]
-        return append_unlabeled(split, IndexLists.of(order.tensor_split(len(split.clients))))
+        return append_unlabeled(
+            split, in_equal_parts(asked.without_label, len(split.clients), generator)
+        )
 
     def check(self, split: FederatedSplit, asked: SplitRequest) -> None:
         """Refuses what a rule of a user's own may return by mistake; called with every split.
@@ -143,8 +143,7 @@ class Partition:
         if clients > len(pool) + len(asked.without_label):
             raise ValueError(
                 f"data.num_clients: {clients} clients cannot share {len(pool)} samples; lower "
-                "data.num_clients or "
-                "leave more samples (data.num_labels, data.validation)"
+                "data.num_clients or leave more samples (data.num_labels, data.validation)"
             )
         if clients > len(pool):
             parts = list(torch.from_numpy(generator.permutation(len(pool))).tensor_split(clients))
@@ -218,16 +217,13 @@ class Shards(Partition):
     """
 
     def __init__(self, classes_per_client: int = 2) -> None:
-        self.classes_per_client = require(
-            "Shards", "classes_per_client", classes_per_client, classes_per_client >= 1, "1 or more"
-        )
+        self.classes_per_client = at_least(1, "Shards", "classes_per_client", classes_per_client)
 
     def assign(
         self, labels: Tensor, num_clients: int, num_classes: int, generator: Generator
     ) -> list[Tensor]:
         """Cuts the classes into shards and assigns them; see :meth:`Partition.assign`."""
-        by_class = positions_by_class(labels, num_classes)
-        capacity = np.array(list(map(len, by_class)))
+        capacity = class_sizes(labels, num_classes)
         wanted = self.classes_per_client * num_clients
         if self.classes_per_client > num_classes or wanted < (capacity > 0).sum():
             raise ValueError(
@@ -236,17 +232,14 @@ class Shards(Partition):
                 f"{num_classes} classes, or classes_per_client is above their number"
             )
         counts = even_counts(capacity, min(wanted, len(labels)), generator)
-        shards = [
-            shard
-            for members, count in zip(by_class, counts, strict=True)
-            if count
-            for shard in np.array_split(members, count)
-        ]
-        order = generator.permutation(len(shards))
-        hands = (order[client::num_clients] for client in range(num_clients))
-        return [
-            torch.from_numpy(np.concatenate([shards[index] for index in hand])) for hand in hands
-        ]
+        shards: list[NDArray[Any]] = []
+        for members, count in zip(positions_by_class(labels, num_classes), counts, strict=True):
+            if count:
+                shards += np.array_split(members, count)
+        parts: list[list[NDArray[Any]]] = [[] for _ in range(num_clients)]
+        for place, shard in enumerate(generator.permutation(len(shards))):
+            parts[place % num_clients].append(shards[shard])
+        return [torch.from_numpy(np.concatenate(part)) for part in parts]
 
 
 class Dirichlet(Partition):
@@ -277,7 +270,7 @@ class Dirichlet(Partition):
 
     def __init__(self, alpha: float = 0.3, min_size: int = 10) -> None:
         self.alpha = above_0("Dirichlet", "alpha", alpha)
-        self.min_size = require("Dirichlet", "min_size", min_size, min_size >= 1, "1 or more")
+        self.min_size = at_least(1, "Dirichlet", "min_size", min_size)
 
     def assign(
         self, labels: Tensor, num_clients: int, num_classes: int, generator: Generator
@@ -302,8 +295,7 @@ class Dirichlet(Partition):
         if floor < self.min_size:
             rank_zero_warn(
                 f"data.partition: {len(labels)} samples are too few for {self.min_size} at each "
-                f"of {num_clients} "
-                f"clients; every client gets at least {floor}"
+                f"of {num_clients} clients; every client gets at least {floor}"
             )
         _raise_to(floor, parts, generator)
         return parts
@@ -336,9 +328,7 @@ class ClientDirichlet(Partition):
 
         See :meth:`Partition.assign`.
         """
-        wanted = np.stack(
-            [dirichlet(self.alpha, num_classes, generator) for _ in range(num_clients)]
-        )
+        wanted = dirichlet_rows(self.alpha, num_clients, num_classes, generator)
         owner = np.empty(len(labels), dtype=np.int64)
         for label, members in enumerate(positions_by_class(labels, num_classes)):
             shares = wanted[:, label] if wanted[:, label].sum() > 0 else np.ones(num_clients)
@@ -405,15 +395,11 @@ class FromFile(Partition):
         )
         check_samples(split, asked, f"partition file {self.path!r}", remedy)
         hidden = split.client_list.unlabeled
-        hidden = hidden.select(asked.labels[hidden.values] >= 0)
-        # With all labels, clients may be without any, beside others that have all:
-        # FullyLabeledClients.
-        if (
-            asked.num_labels == "all"
-            and (
-                hidden.sizes[split.client_list.labeled.sizes > 0 if at_clients else slice(None)]
-            ).any()
-        ):
+        hides = hidden.select(asked.labels[hidden.values] >= 0).sizes > 0
+        # Clients may be without any label, beside others that have all: FullyLabeledClients.
+        if at_clients:
+            hides &= split.client_list.labeled.sizes > 0
+        if asked.num_labels == "all" and hides.any():
             raise ValueError(f"data.num_labels: all, but {self.path!r} has {found} labels")
 
     def add_unlabeled(
@@ -427,14 +413,14 @@ def _published(path: str, seed: int) -> FederatedSplit:
     """Clients whose samples are all labelled, from a file of RSCFed's and CBAFed's authors."""
     try:
         held = torch.load(path, weights_only=True)["data_partition"]
-        lists = [torch.tensor(held[client], dtype=torch.int64) for client in range(len(held))]
+        lists = IndexLists.of(torch.tensor(held[k], dtype=torch.int64) for k in range(len(held)))
     except Exception as error:  # of the file's format, or of what is in it
         raise ValueError(
             f"partition file {path!r} has no lists of samples under data_partition, one for each "
             f"client from 0 ({type(error).__name__}: {error})"
         ) from error
-    none = torch.zeros(0, dtype=torch.int64)
-    return FederatedSplit(seed, none, [ClientIndices(own.sort().values, none) for own in lists])
+    none = lists.select(torch.zeros(len(lists.values), dtype=torch.bool))
+    return FederatedSplit(seed, none.values, ClientList(lists.sorted(), none))
 
 
 def require(owner: str, name: str, value: _Value, fits: bool, wanted: str) -> _Value:
@@ -462,6 +448,18 @@ def above_0(owner: str, name: str, value: _Value) -> _Value:
     """
     fits = 0 < value < math.inf  # type: ignore[operator]
     return require(owner, name, value, fits, "a finite number above 0")
+
+
+def at_least(least: int, owner: str, name: str, value: int) -> int:
+    """The value of a partition's argument, if it is not below a number.
+
+    Args:
+        least: The number.
+        owner: The partition's name.
+        name: The argument.
+        value: Its value.
+    """
+    return require(owner, name, value, value >= least, f"{least} or more")
 
 
 def check_samples(split: FederatedSplit, asked: SplitRequest, who: str, remedy: str) -> None:
@@ -526,11 +524,11 @@ def choose_labeled(asked: SplitRequest, candidates: Tensor, generator: Generator
     labels = asked.labels[candidates]
     if num_labels == "all":
         return candidates
-    if not _count_distinct(labels) <= num_labels <= len(candidates):
+    classes = _count_distinct(labels)
+    if not classes <= num_labels <= len(candidates):
         raise ValueError(
-            f"data.num_labels: {num_labels} labels must cover {_count_distinct(labels)} classes, "
-            "and be at most the "
-            f'{len(candidates)} samples; or give "all"'
+            f"data.num_labels: {num_labels} labels must cover {classes} classes, and be at most "
+            f'the {len(candidates)} samples; or give "all"'
         )
     return candidates[choose_balanced(labels, num_labels, asked.num_classes, generator)]
 
@@ -540,6 +538,12 @@ def marked(count: int, indices: Tensor) -> Tensor:
     mask = torch.zeros(count, dtype=torch.bool)
     mask[indices] = True
     return mask
+
+
+def in_equal_parts(indices: Tensor, parts: int, generator: Generator) -> IndexLists:
+    """A random order of indices cut into equal parts; the first parts get one more."""
+    order = torch.from_numpy(generator.permutation(len(indices)))
+    return IndexLists.of(indices[order].tensor_split(parts))
 
 
 def append_unlabeled(split: FederatedSplit, more: IndexLists) -> FederatedSplit:
@@ -585,6 +589,11 @@ def dirichlet(alpha: float, size: int, generator: Generator) -> NDArray[Any]:
     return drawn
 
 
+def dirichlet_rows(alpha: float, rows: int, size: int, generator: Generator) -> NDArray[Any]:
+    """Several draws of :func:`dirichlet`, ``(rows, size)``."""
+    return np.stack([dirichlet(alpha, size, generator) for _ in range(rows)])
+
+
 def _raise_to(floor: int, parts: list[Tensor], generator: Generator) -> None:
     """Moves drawn images from the largest clients until every client holds ``floor``.
 
@@ -592,9 +601,10 @@ def _raise_to(floor: int, parts: list[Tensor], generator: Generator) -> None:
 
     Of equally large clients the first gives.
     """
-    largest = [(-len(part), client) for client, part in enumerate(parts)]
+    sizes = list(map(len, parts))
+    largest = [(-size, client) for client, size in enumerate(sizes)]
     heapq.heapify(largest)
-    for client in [client for client, part in enumerate(parts) if len(part) < floor]:
+    for client in np.flatnonzero(np.array(sizes) < floor):
         while len(parts[client]) < floor:
             size, donor = largest[0]
             drawn = int(generator.integers(-size))

@@ -6,7 +6,15 @@ import numpy as np
 from numpy.random import Generator
 from torch import Tensor
 
-from lightning_fedssl.data.partition.base import Partition, above_0, dirichlet, held_by, require
+from lightning_fedssl.data.partition.base import (
+    Partition,
+    above_0,
+    at_least,
+    dirichlet,
+    dirichlet_rows,
+    held_by,
+    require,
+)
 from lightning_fedssl.data.partition.class_balance import largest_remainder, positions_by_class
 
 
@@ -31,13 +39,9 @@ class ExtendedDirichlet(Partition):
         self, classes_per_client: int = 2, alpha: float = 1.0, min_per_class: int = 1
     ) -> None:
         name = "ExtendedDirichlet"
-        self.classes_per_client = require(
-            name, "classes_per_client", classes_per_client, classes_per_client >= 1, "1 or more"
-        )
+        self.classes_per_client = at_least(1, name, "classes_per_client", classes_per_client)
         self.alpha = above_0(name, "alpha", alpha)
-        self.min_per_class = require(
-            name, "min_per_class", min_per_class, min_per_class >= 0, "0 or more"
-        )
+        self.min_per_class = at_least(0, name, "min_per_class", min_per_class)
 
     def assign(
         self, labels: Tensor, num_clients: int, num_classes: int, generator: Generator
@@ -87,7 +91,7 @@ class BalancedDirichlet(Partition):
     ) -> list[Tensor]:
         """Draws the clients' proportions, then their images; see :meth:`Partition.assign`."""
         left = [[*generator.permutation(m)] for m in positions_by_class(labels, num_classes)]
-        q = [dirichlet(self.alpha, num_classes, generator) for _ in range(num_clients)]
+        q = dirichlet_rows(self.alpha, num_clients, num_classes, generator)
         owner = np.empty(len(labels), dtype=np.int64)
         for client in generator.permutation(np.arange(len(labels)) % num_clients):
             possible = (q[client] + 1e-9) * list(map(bool, left))  # all of q may be used up

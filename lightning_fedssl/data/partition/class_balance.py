@@ -44,9 +44,8 @@ def choose_balanced(labels: Tensor, count: int, num_classes: int, generator: Gen
         num_classes: Number of classes.
         generator: The random stream to draw from.
     """
-    by_class = positions_by_class(labels, num_classes)
-    counts = even_counts(np.array(list(map(len, by_class))), count, generator)
-    return _choose(by_class, counts, generator)
+    counts = even_counts(class_sizes(labels, num_classes), count, generator)
+    return _choose(labels, counts, generator)
 
 
 def choose_stratified(labels: Tensor, count: int, num_classes: int, generator: Generator) -> Tensor:
@@ -58,9 +57,8 @@ def choose_stratified(labels: Tensor, count: int, num_classes: int, generator: G
         num_classes: Number of classes.
         generator: The random stream to draw from.
     """
-    by_class = positions_by_class(labels, num_classes)
-    exact = np.array(list(map(len, by_class))) * (count / max(len(labels), 1))
-    return _choose(by_class, round_to_sum(exact, count), generator)
+    exact = class_sizes(labels, num_classes) * (count / max(len(labels), 1))
+    return _choose(labels, round_to_sum(exact, count), generator)
 
 
 def largest_remainder(total: int, weights: NDArray[Any]) -> NDArray[np.int64]:
@@ -88,6 +86,16 @@ def round_to_sum(exact: NDArray[Any], total: int) -> NDArray[np.int64]:
     return counts
 
 
+def class_sizes(labels: Tensor, num_classes: int) -> NDArray[Any]:
+    """How many images each class has, ``(classes,)`` int64; -1 is no class.
+
+    Args:
+        labels: int64 ``(n,)``.
+        num_classes: Number of classes.
+    """
+    return labels[labels >= 0].bincount(minlength=num_classes).cpu().numpy()
+
+
 def positions_by_class(labels: Tensor, num_classes: int) -> list[NDArray[Any]]:
     """For every class the positions of its images, in data-set order, int64 arrays.
 
@@ -99,9 +107,8 @@ def positions_by_class(labels: Tensor, num_classes: int) -> list[NDArray[Any]]:
     return [np.flatnonzero(values == label) for label in range(num_classes)]
 
 
-def _choose(by_class: list[NDArray[Any]], counts: NDArray[Any], generator: Generator) -> Tensor:
-    chosen = [
-        generator.choice(members, size=n, replace=False)
-        for members, n in zip(by_class, counts, strict=True)
-    ]
+def _choose(labels: Tensor, counts: NDArray[Any], generator: Generator) -> Tensor:
+    chosen = []
+    for members, count in zip(positions_by_class(labels, len(counts)), counts, strict=True):
+        chosen.append(generator.choice(members, size=count, replace=False))
     return torch.from_numpy(np.sort(np.concatenate(chosen)))

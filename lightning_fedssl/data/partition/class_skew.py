@@ -13,7 +13,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedssl.data.partition.base import Partition, held_by, require
+from lightning_fedssl.data.partition.base import Partition, at_least, held_by, require
 from lightning_fedssl.data.partition.class_balance import choose_balanced
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
 
@@ -45,17 +45,14 @@ class ClassSkew(Partition):
 
     def __init__(self, r: float = 0.0, server_images: int = 0) -> None:
         self.r = require("ClassSkew", "r", r, 0 <= r <= 1, "a number from 0 (all alike) to 1")
-        self.server_images = require(
-            "ClassSkew", "server_images", server_images, server_images >= 0, "0 or more"
-        )
+        self.server_images = at_least(0, "ClassSkew", "server_images", server_images)
 
     def assign(
         self, labels: Tensor, num_clients: int, num_classes: int, generator: Generator
     ) -> list[Tensor]:
         """Assigns every class by its users' counts; see :meth:`Partition.assign`."""
         values = labels.numpy()
-        classes = np.unique(values)
-        sizes = np.array([(values == label).sum() for label in classes])
+        classes, sizes = np.unique(values, return_counts=True)
         owner = np.empty(len(labels), dtype=np.int64)
         for label, target in zip(classes, targets(sizes, num_clients, self.r).T, strict=True):
             members = generator.permutation(np.flatnonzero(values == label))
@@ -67,28 +64,26 @@ class ClassSkew(Partition):
         """Assigns as :meth:`Partition.split`, after the server's own images if ``server_images``
         are asked for.
         """
-        rest = asked.labels.clone()
-        server = torch.zeros(0, dtype=torch.int64)
-        if self.server_images:
-            if asked.label_location == "server":
-                raise ValueError(
-                    "data.partition: server_images of ClassSkew is for labels at the clients; with "
-                    "data.label_location server, data.num_labels is what the server holds"
-                )
-            available = torch.nonzero(asked.labels >= 0).flatten()
-            if self.server_images > len(available):
-                raise ValueError(
-                    f"data.partition: server_images is {self.server_images}, but there are only "
-                    f"{len(available)} "
-                    "training samples; ask for fewer"
-                )
-            chosen = choose_balanced(
-                asked.labels[available], self.server_images, asked.num_classes, generator
+        if not self.server_images:
+            return super().split(asked, generator)
+        if asked.label_location == "server":
+            raise ValueError(
+                "data.partition: server_images of ClassSkew is for labels at the clients; with "
+                "data.label_location server, data.num_labels is what the server holds"
             )
-            server = available[chosen]
-            rest[server] = -1
+        available = torch.nonzero(asked.labels >= 0).flatten()
+        if self.server_images > len(available):
+            raise ValueError(
+                f"data.partition: server_images is {self.server_images}, but there are only "
+                f"{len(available)} training samples; ask for fewer"
+            )
+        labels = asked.labels[available]
+        chosen = choose_balanced(labels, self.server_images, asked.num_classes, generator)
+        server = available[chosen]
+        rest = asked.labels.clone()
+        rest[server] = -1
         split = super().split(replace(asked, labels=rest), generator)
-        return replace(split, server_labeled=server) if self.server_images else split
+        return replace(split, server_labeled=server)
 
 
 def targets(sizes: NDArray[Any], num_clients: int, r: float) -> NDArray[Any]:
@@ -111,10 +106,12 @@ def targets(sizes: NDArray[Any], num_clients: int, r: float) -> NDArray[Any]:
 def ownership(num_clients: int, num_classes: int) -> NDArray[Any]:
     """The part of every class that is every user's own, ``(K, d)``; columns sum to 1."""
     owned = np.zeros((num_clients, num_classes))
+    clients = np.arange(num_clients)
+    classes = np.arange(num_classes)
     if num_clients < num_classes:
-        owned[np.arange(num_classes) * num_clients // num_classes, np.arange(num_classes)] = 1
+        owned[classes * num_clients // num_classes, classes] = 1
     else:
-        owned[np.arange(num_clients), np.arange(num_clients) % num_classes] = 1
+        owned[clients, clients % num_classes] = 1
     owned /= owned.sum(axis=0)
     return owned
 

@@ -8,7 +8,7 @@ not give are ours; the docstrings say so.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -18,12 +18,15 @@ from lightning.pytorch.utilities import rank_zero_warn
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from lightning_fedssl.data.partition.base import Partition, above_0, dirichlet, require
+from lightning_fedssl.data.partition.base import Partition, above_0, dirichlet_rows, require
 from lightning_fedssl.data.partition.class_balance import largest_remainder, positions_by_class
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition.index_lists import ClientList, IndexLists
 
 Counts = NDArray[np.int64]
+
+_LEAST_UNLABELED = 32
+"""Fewest unlabelled images that a client of :class:`ClassMismatch` gets."""
 
 
 class _LabelsAtClients(Partition):
@@ -49,30 +52,25 @@ class _LabelsAtClients(Partition):
                 "clients"
             )
         classes = asked.num_classes
-        num_labels = asked.num_labels
         members = list(map(generator.permutation, positions_by_class(asked.labels, classes)))
-        count = (self.deal_as or 0) if num_labels == "all" else num_labels
-        quotas = label_quotas(
-            count,
-            asked.num_clients,
-            [self.classes_of(k, classes) for k in range(asked.num_clients)],
-        )
+        count = (self.deal_as or 0) if asked.num_labels == "all" else asked.num_labels
+        own = [self.classes_of(client, classes) for client in range(asked.num_clients)]
+        quotas = label_quotas(count, own)
         quotas = np.pad(quotas, ((0, 0), (0, classes - quotas.shape[1])))
         labeled, pool = take(members, quotas)
-        unlabeled, _ = take(pool, self.unlabeled_counts(list(map(len, pool)), quotas, generator))
+        left = np.array(list(map(len, pool)))
+        unlabeled, _ = take(pool, self.unlabeled_counts(left, quotas, generator))
+        if asked.num_labels == "all":
+            labeled = labeled.append(unlabeled)
+            unlabeled = unlabeled.select(torch.zeros(len(unlabeled.values), dtype=torch.bool))
         clients = ClientList(labeled.sorted(), unlabeled.sorted())
-        if num_labels == "all":
-            nothing = IndexLists(labeled.values[:0], torch.zeros_like(labeled.sizes))
-            clients = ClientList(labeled.append(unlabeled).sorted(), nothing)
         return FederatedSplit(asked.seed, labeled.values[:0], clients)
 
     def classes_of(self, client: int, num_classes: int) -> list[int]:
         """The classes a client has labels of."""
         raise NotImplementedError
 
-    def unlabeled_counts(
-        self, sizes: Sequence[int], quotas: Counts, generator: Generator
-    ) -> Counts:
+    def unlabeled_counts(self, sizes: Counts, quotas: Counts, generator: Generator) -> Counts:
         """How many unlabelled images of each class each client gets.
 
         Args:
@@ -107,21 +105,17 @@ class Stratified(_LabelsAtClients):
         """Every class."""
         return list(range(num_classes))
 
-    def unlabeled_counts(
-        self, sizes: Sequence[int], quotas: Counts, generator: Generator
-    ) -> Counts:
+    def unlabeled_counts(self, sizes: Counts, quotas: Counts, generator: Generator) -> Counts:
         """Equal shares of all images, less the labelled ones; see the base class."""
         clients = len(quotas)
-        totals = np.asarray(sizes) + quotas.sum(axis=0)
+        totals = sizes + quotas.sum(axis=0)
         shares = np.repeat(totals[None] // clients, clients, axis=0)
         first = 0
         for label, extra in enumerate(totals % clients):
             shares[(first + np.arange(extra)) % clients, label] += 1
             first += int(extra)
         counts = shares - quotas
-        for label, client in zip(
-            *np.nonzero(counts.T < 0), strict=True
-        ):  # a client with more labels than its share
+        for label, client in np.argwhere(counts.T < 0):  # it has more labels than its share
             donor = counts[:, label].argmax()
             counts[donor, label] += counts[client, label]
             counts[client, label] = 0
@@ -159,14 +153,10 @@ class LabeledClasses(_LabelsAtClients):
         """``c`` neighbouring classes, beginning where the last client's end."""
         return _neighbours(client * self.classes_per_client, self.classes_per_client, num_classes)
 
-    def unlabeled_counts(
-        self, sizes: Sequence[int], quotas: Counts, generator: Generator
-    ) -> Counts:
+    def unlabeled_counts(self, sizes: Counts, quotas: Counts, generator: Generator) -> Counts:
         """One Dirichlet draw over the clients per class; see the base class."""
-        draws = [dirichlet(self.alpha, len(quotas), generator) for _ in sizes]
-        return np.stack(
-            [largest_remainder(n, p) for n, p in zip(sizes, draws, strict=True)], axis=1
-        )
+        draws = dirichlet_rows(self.alpha, len(sizes), len(quotas), generator)
+        return np.stack(list(map(largest_remainder, sizes, draws)), axis=1)
 
 
 class ClassMismatch(_LabelsAtClients):
@@ -175,8 +165,9 @@ class ClassMismatch(_LabelsAtClients):
 
     Client k has labels of the classes ``k, .., k + c - 1`` modulo their number. Per class a
     Dirichlet(alpha) vector over the clients is drawn; a client's number of unlabelled images is
-    proportional to the sum of its entries, and its images of a class to its entry. The paper names
-    the ratio and "Dir_40(0.025)" without a procedure; this one is ours.
+    proportional to the sum of its entries, and its images of a class to its entry. Clients with
+    fewer than 32 get images of the largest, as far as there are enough in all. The paper names the
+    ratio and "Dir_40(0.025)" without a procedure; this one is ours.
 
     Args:
         ratio: Mismatch ratio r, the share of a client's unlabelled images from classes it has no
@@ -185,8 +176,6 @@ class ClassMismatch(_LabelsAtClients):
         alpha: Concentration of the Dirichlet draw.
         num_unlabeled: Unlabelled images in all; every image that has no label if left out.
         sizes: Unlabelled images of a client: by the ``dirichlet`` draw, or ``equal``.
-        min_size: Fewest unlabelled images of a client, taken from the largest; less where there are
-            too few in all.
         deal_as: As in :class:`LabeledClasses`.
     """
 
@@ -197,7 +186,6 @@ class ClassMismatch(_LabelsAtClients):
         alpha: float = 0.025,
         num_unlabeled: int | None = None,
         sizes: Literal["dirichlet", "equal"] = "dirichlet",
-        min_size: int = 32,
         deal_as: int | None = None,
     ) -> None:
         super().__init__(deal_as)
@@ -209,54 +197,43 @@ class ClassMismatch(_LabelsAtClients):
         self.sizes = require(
             "ClassMismatch", "sizes", sizes, sizes in ("dirichlet", "equal"), "dirichlet or equal"
         )
-        self.min_size = require("ClassMismatch", "min_size", min_size, min_size >= 0, "0 or more")
-        self.num_unlabeled = require(
-            "ClassMismatch", "num_unlabeled", num_unlabeled, (num_unlabeled or 0) >= 0, "0 or more"
-        )
+        self.num_unlabeled = num_unlabeled
 
     def classes_of(self, client: int, num_classes: int) -> list[int]:
         """``c`` neighbouring classes, beginning one later than the last client's."""
         return _neighbours(client, self.classes_per_client, num_classes)
 
-    def unlabeled_counts(
-        self, sizes: Sequence[int], quotas: Counts, generator: Generator
-    ) -> Counts:
+    def unlabeled_counts(self, sizes: Counts, quotas: Counts, generator: Generator) -> Counts:
         """Sizes first, then each client's classes inside and outside its labelled ones.
 
         See the base class.
         """
         clients, classes = quotas.shape
-        total = sum(sizes) if self.num_unlabeled is None else self.num_unlabeled
-        require(
-            "ClassMismatch",
-            "num_unlabeled",
-            total,
-            total <= sum(sizes),
-            f"at most {sum(sizes)}, what is left",
-        )
-        draws = np.stack(
-            [dirichlet(self.alpha, clients, generator) for _ in range(classes)], axis=1
-        )
+        most = int(sizes.sum())
+        total = most if self.num_unlabeled is None else self.num_unlabeled
+        wanted = f"at most {most}, what is left"
+        require("ClassMismatch", "num_unlabeled", total, 0 <= total <= most, wanted)
+        draws = dirichlet_rows(self.alpha, classes, clients, generator).T.copy()
         totals = self._totals(total, draws.sum(axis=1))
-        left = np.asarray(sizes, dtype=np.int64)
+        left = sizes.copy()
         counts = np.zeros_like(quotas)
         elsewhere = 0
         for client in range(clients):
             inside = np.isin(np.arange(classes), self.classes_of(client, classes))
             outside = round(self.ratio * totals[client])
-            for part, wanted in ((~inside, outside), (inside, totals[client] - outside)):
-                taken = apportion(
-                    int(wanted), np.where(part, draws[client] + 1e-6, 0), left - counts[client]
-                )
-                counts[client] += taken
-                elsewhere += (short := int(wanted - taken.sum()))
-                counts[client] += apportion(short, draws[client] + 1e-6, left - counts[client])
-            left -= counts[client]
+            weights = draws[client] + 1e-6
+            own = counts[client]
+            for part, number in ((~inside, outside), (inside, totals[client] - outside)):
+                taken = apportion(int(number), weights * part, left - own)
+                own += taken
+                short = int(number - taken.sum())
+                own += apportion(short, weights, left - own)
+                elsewhere += short
+            left -= own
         if elsewhere:
             rank_zero_warn(
                 f"data.partition: ClassMismatch ran out of samples: {elsewhere} of {total} "
-                "unlabelled ones are of "
-                "other classes than the ratio asks for"
+                "unlabelled ones are of other classes than the ratio asks for"
             )
         return counts
 
@@ -264,17 +241,17 @@ class ClassMismatch(_LabelsAtClients):
         """Unlabelled images of every client."""
         clients = len(shares)
         counts = largest_remainder(total, np.ones(clients) if self.sizes == "equal" else shares)
-        floor = min(self.min_size, total // clients)
-        while (smallest := int(counts.argmin())) != (largest := int(counts.argmax())) and counts[
-            smallest
-        ] < floor:
+        floor = min(_LEAST_UNLABELED, total // clients)
+        while counts.min() < floor:
+            smallest = counts.argmin()
+            largest = counts.argmax()
             moved = min(floor - counts[smallest], max(1, counts[largest] - floor))
             counts[smallest] += moved
             counts[largest] -= moved
         return counts
 
 
-def label_quotas(num_labels: int, num_clients: int, classes: Sequence[Sequence[int]]) -> Counts:
+def label_quotas(num_labels: int, classes: Sequence[Sequence[int]]) -> Counts:
     """Labelled images of each client and class: equal totals over clients, equal over each client's
     classes.
 
@@ -283,24 +260,19 @@ def label_quotas(num_labels: int, num_clients: int, classes: Sequence[Sequence[i
 
     Args:
         num_labels: In all.
-        num_clients: Number of clients.
         classes: The classes of each client.
 
     Returns:
         ``(clients, highest class + 1)``.
     """
-    quotas = np.zeros(
-        (num_clients, 1 + max(label for own in classes for label in own)), dtype=np.int64
-    )
-    first_extra: defaultdict[tuple[int, ...], int] = defaultdict(int)
+    clients = len(classes)
+    quotas = np.zeros((clients, 1 + max(map(max, classes))), dtype=np.int64)
+    first_extra: Counter[tuple[int, ...]] = Counter()
     for client, own in enumerate(classes):
-        share, extra = divmod(
-            num_labels // num_clients + (client < num_labels % num_clients), len(own)
-        )
-        first = first_extra[tuple(own)]
+        share, extra = divmod(num_labels // clients + (client < num_labels % clients), len(own))
+        places = np.arange(len(own)) - first_extra[tuple(own)]
         first_extra[tuple(own)] += extra
-        for place, label in enumerate(own):
-            quotas[client, label] = share + ((place - first) % len(own) < extra)
+        quotas[client, own] = share + (places % len(own) < extra)
     return quotas
 
 
@@ -336,27 +308,23 @@ def take(members: Sequence[NDArray[Any]], counts: Counts) -> tuple[IndexLists, l
     Raises:
         ValueError: If a class has too few images.
     """
-    totals = counts.sum(axis=0)
-    for label, (wanted, part) in enumerate(zip(totals, members, strict=True)):
+    taken = []
+    left = []
+    for label, (wanted, part) in enumerate(zip(counts.sum(axis=0), members, strict=True)):
         if wanted > len(part):
             raise ValueError(
                 f"data.num_labels: the clients would have {wanted} labelled samples of class "
-                f"{label}, but there are "
-                f"only {len(part)}; ask for fewer labels"
+                f"{label}, but there are only {len(part)}; ask for fewer labels"
             )
-    taken = np.concatenate([part[:total] for part, total in zip(members, totals, strict=True)])
-    owners = np.concatenate([np.repeat(np.arange(len(counts)), column) for column in counts.T])
-    values = torch.from_numpy(taken[np.argsort(owners, kind="stable")])
-    left = [part[total:] for part, total in zip(members, totals, strict=True)]
+        taken.append(part[:wanted])
+        left.append(part[wanted:])
+    clients = np.tile(np.arange(len(counts)), len(members))
+    owners = np.repeat(clients, counts.T.flatten())  # of the images, class by class
+    values = torch.from_numpy(np.concatenate(taken)[np.argsort(owners, kind="stable")])
     return IndexLists(values, torch.from_numpy(counts.sum(axis=1))), left
 
 
 def _neighbours(first: int, count: int, num_classes: int) -> list[int]:
-    require(
-        "this partition",
-        "classes_per_client",
-        count,
-        count <= num_classes,
-        f"at most {num_classes}, the classes",
-    )
+    wanted = f"at most {num_classes}, the classes"
+    require("this partition", "classes_per_client", count, count <= num_classes, wanted)
     return [(first + i) % num_classes for i in range(count)]

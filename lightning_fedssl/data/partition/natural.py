@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import torch
 from numpy.random import Generator
 from torch import Tensor
+from torch.nn import functional as F
 
-from lightning_fedssl.data.partition.base import Iid, Partition, append_unlabeled, marked, require
+from lightning_fedssl.data.partition.base import (
+    Iid,
+    Partition,
+    append_unlabeled,
+    at_least,
+    in_equal_parts,
+    marked,
+)
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition.index_lists import ClientList, IndexLists
 
@@ -65,12 +72,8 @@ class FullyLabeledClients(Partition):
     """
 
     def __init__(self, labeled_clients: int = 1, of: Partition | None = None) -> None:
-        self.labeled_clients = require(
-            "FullyLabeledClients",
-            "labeled_clients",
-            labeled_clients,
-            labeled_clients >= 1,
-            "1 or more",
+        self.labeled_clients = at_least(
+            1, "FullyLabeledClients", "labeled_clients", labeled_clients
         )
         self.of = Iid() if of is None else of
 
@@ -106,13 +109,10 @@ class FullyLabeledClients(Partition):
         """Gives the images without labels to the clients without labels, in equal parts of a random
         order.
         """
-        order = asked.without_label[
-            torch.from_numpy(generator.permutation(len(asked.without_label)))
-        ]
-        parts = order.tensor_split(asked.num_clients - self.labeled_clients)
-        return append_unlabeled(
-            split, IndexLists.of([order[:0]] * self.labeled_clients + list(parts))
-        )
+        others = asked.num_clients - self.labeled_clients
+        parts = in_equal_parts(asked.without_label, others, generator)
+        sizes = F.pad(parts.sizes, (self.labeled_clients, 0))  # none to the first clients
+        return append_unlabeled(split, IndexLists(parts.values, sizes))
 
 
 def _by_owner(indices: Tensor, owners: Tensor, num_clients: int) -> IndexLists:

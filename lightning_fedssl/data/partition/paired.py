@@ -104,7 +104,7 @@ class PairedDirichlet(Partition):
         generator: Generator,
     ) -> list[NDArray[np.int64]]:
         """One draw of the proportions of every class."""
-        parts = [np.zeros(0, dtype=np.int64) for _ in range(clients)]
+        parts: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)] * clients
         for members in by_class:
             sizes = np.array(list(map(len, parts)))
             open_to = sizes < total / clients

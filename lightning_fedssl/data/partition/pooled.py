@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from numpy.random import Generator
 
-from lightning_fedssl.data.partition.base import Iid, Partition, require
+from lightning_fedssl.data.partition.base import Iid, Partition, at_least
 from lightning_fedssl.data.partition.federated_split import (
     ClientIndices,
     FederatedSplit,
@@ -32,9 +32,7 @@ class Pooled(Partition):
     """
 
     def __init__(self, num_clients: int, of: Partition | None = None) -> None:
-        self.num_clients = require(
-            "Pooled", "num_clients", num_clients, num_clients >= 1, "1 or more"
-        )
+        self.num_clients = at_least(1, "Pooled", "num_clients", num_clients)
         self.of = Iid() if of is None else of
 
     def split(self, asked: SplitRequest, generator: Generator) -> FederatedSplit:

@@ -131,7 +131,7 @@ def test_classes_get_equal_totals_where_the_clients_shares_leave_remainders(
     labels: int, clients: int, per_client: int
 ) -> None:
     """Clients with the same classes; a class's total is at most one label above another's."""
-    quotas = label_quotas(labels, clients, [range(per_client)] * clients)
+    quotas = label_quotas(labels, [range(per_client)] * clients)
     assert quotas.sum() == labels
     assert np.ptp(quotas.sum(axis=0)) <= 1
     assert np.ptp(quotas.sum(axis=1)) <= 1
