@@ -1,4 +1,4 @@
-"""Tables of the rows that ``real_tasks.py`` writes, as Markdown.
+"""Tables of the rows that ``real_tasks.py`` writes, as Markdown; intervals are over tasks and seeds.
 
 python benchmarks/real_report.py judging.csv --by task clients          # means over label counts and seeds
 python benchmarks/real_report.py development.csv --by kind candidate    # which setting is best
@@ -37,6 +37,19 @@ def differences(rows: Sequence[Row], column: str, references: Sequence[str]) -> 
     return np.asarray(values[column] - values[best])
 
 
+def by_draw(rows: Sequence[Row], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Means over the rows of one task and seed, which share test samples and labels whatever their clients hold.
+
+    Args:
+        rows: The runs.
+        values: One of each.
+    """
+    draws = defaultdict(list)
+    for row, value in zip(rows, values, strict=True):
+        draws[row["task"], row["seed"]].append(value)
+    return np.array([np.mean(of_draw) for of_draw in draws.values()])
+
+
 def interval(found: NDArray[np.float64]) -> str:
     """Mean and 95 % interval (Student), bold if it excludes 0."""
     if len(found) < 2:
@@ -63,7 +76,8 @@ def report(rows: Sequence[Row], by: Sequence[str]) -> list[str]:
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for name, runs in groups.items():
         means = [f"{np.mean([float(run[column]) for run in runs]):.1f}" for column in ACCURACIES]
-        gains = [differences(runs, "with_clients", ["bound"]), differences(runs, "chosen", REFERENCE)]
+        compared = [differences(runs, "with_clients", ["bound"]), differences(runs, "chosen", REFERENCE)]
+        gains = [by_draw(runs, values) for values in compared]
         seconds = f"{np.mean([float(run['seconds']) for run in runs]):.1f}"
         cells = [*name, str(len(runs)), *means, *map(interval, gains), seconds]
         lines.append("| " + " | ".join(cells) + " |")

@@ -155,7 +155,7 @@ def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     target = own
     for argument in arguments:
         if argument.startswith("--"):
-            target = passed_on if argument.startswith(("--trainer", "--model", "--data")) else own
+            target = passed_on if argument.startswith(("--trainer", "--model", "--data", "--config")) else own
         target.append(argument)
     return own, passed_on
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
 from lightning_fedssl.functional.by_name import without
+from lightning_fedssl.trainer.setup import refuse_pair
 from lightning_fedssl.version import __version__
 
 if TYPE_CHECKING:
@@ -143,8 +144,9 @@ def plan(suite: Suite, resolve: Resolve, folder: Path) -> list[Run]:
     ]
     check_metric(suite, {entry.label: one.datamodule.task for _, entry, one in resolved})
     drawn: dict[tuple[str, ...], tuple[str, str]] = {}
+    latest: dict[tuple[str, ...], FederatedDataModule] = {}
     runs = [
-        _run(group, entry, seed, one, drawn, folder)
+        _run(group, entry, seed, one, drawn, latest, folder)
         for seed in suite.seeds
         for group, entry, one in resolved
     ]
@@ -281,9 +283,12 @@ def _run(
     seed: int,
     resolved: Resolved,
     drawn: dict[tuple[str, ...], tuple[str, str]],
+    latest: dict[tuple[str, ...], FederatedDataModule],
     folder: Path,
 ) -> Run:
-    """A run; each partition is drawn once, and its samples are hashed once."""
+    """A run; each partition is drawn once, and its samples are hashed once and kept until the next
+    one is drawn, to refuse methods that cannot train on them.
+    """
     data = resolved.config["data"]
     key = (partition_key(data), str(data.get("root")), str(data.get("max_test_images")), str(seed))
     os.environ["PL_GLOBAL_SEED"] = str(seed)  # as Lightning's seed_everything does
@@ -292,8 +297,17 @@ def _run(
         datamodule.prepare_data()
         datamodule.setup("fit")
         drawn[key] = datamodule.split.hash, datamodule.own_data_hash()
+        latest.clear()
+        latest[key] = datamodule
     partition, samples = drawn[key]
     weights = initial_weights(resolved.model)
+    if key in latest:
+        try:
+            refuse_pair(
+                resolved.model, latest[key], resolved.config["trainer"]["clients_per_round"] or 1
+            )
+        except ValueError as error:
+            raise ValueError(f"{entry.label}: {error}") from error
     parts = [
         _canonical(resolved.config),
         seed,

@@ -89,18 +89,32 @@ def refuse_unsuitable_data(trainer: Run, stage: str, rules: Sequence[UpdateRule]
     Raises:
         ValueError: Names the key and the remedy.
     """
-    algorithm = trainer.algorithm
-    datamodule = trainer.datamodule
     if stage != "fit":
         return
-    refuse_other_task(algorithm, datamodule.task)
-    if trainer.clients_per_round > datamodule.num_clients:
-        raise ValueError(
-            f"trainer.clients_per_round {trainer.clients_per_round} is more than data.num_clients "
-            f"{datamodule.num_clients}: lower the first or raise the second"
-        )
     for rule in rules:
         rule.check(trainer)
+    refuse_pair(trainer.algorithm, trainer.datamodule, trainer.clients_per_round)
+
+
+def refuse_pair(
+    algorithm: FederatedAlgorithm, datamodule: FederatedDataModule, clients_per_round: int
+) -> None:
+    """Refuse data that an algorithm cannot train on, or that have too few clients.
+
+    Args:
+        algorithm: The method.
+        datamodule: The data, which are partitioned.
+        clients_per_round: Clients drawn in a round.
+
+    Raises:
+        ValueError: Names the key and the remedy.
+    """
+    refuse_other_task(algorithm, datamodule.task)
+    if clients_per_round > datamodule.num_clients:
+        raise ValueError(
+            f"trainer.clients_per_round {clients_per_round} is more than data.num_clients "
+            f"{datamodule.num_clients}: lower the first or raise the second"
+        )
     algorithm.check_data(datamodule)
 
 

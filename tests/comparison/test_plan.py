@@ -61,6 +61,12 @@ def test_runs_of_a_seed_share_partition_and_initial_weights_and_other_seeds_do_n
     assert os.environ["PL_GLOBAL_SEED"] == "1"
 
 
+@pytest.mark.parametrize("key", ["data.label_location=clients", "trainer.clients_per_round=5"])
+def test_data_that_a_method_cannot_train_on_are_refused_before_the_first_run(key: str) -> None:
+    with pytest.raises(ValueError, match=f"(Alone|SemiFL): .*{key.partition('=')[0]}"):
+        plan_of(f"--{key}")
+
+
 def test_what_changes_a_run_s_numbers_changes_its_name_and_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
     base = names(plan_of())
     assert names(plan_of("--data.root=elsewhere", "--trainer.enable_progress_bar=false")) == base
