@@ -20,13 +20,14 @@ from lightning_fedssl.comparison.command import compare
 from lightning_fedssl.comparison.plan import Resolved, plan, slug
 from lightning_fedssl.comparison.suite import TAKEN, Suite, SuiteEntry, SuiteGroup
 from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.trainer.setup import refuse_pair
 
 DESCRIPTION = """\
 Runs every configuration of a suite with every seed, on identical partitions and initial weights;
 writes CSV files, tables and a page. SUITE is a file, or the name of a suite of the package. A run
 that has finished is not repeated, until its configuration, seed, partition, initial weights or the
 version of this package (in a checkout its commit) change. Options of trainer, model and data, as
-fit takes them, win over the suite in every run:
+fit takes them, and --config with such options in a file win over the suite in every run:
 
   lightning-fedssl compare digits.yaml --seeds [0] --trainer.max_rounds 2 --output /tmp/quick
 """
@@ -155,7 +156,11 @@ def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     target = own
     for argument in arguments:
         if argument.startswith("--"):
-            target = passed_on if argument.startswith(("--trainer", "--model", "--data", "--config")) else own
+            target = (
+                passed_on
+                if argument.startswith(("--trainer", "--model", "--data", "--config"))
+                else own
+            )
         target.append(argument)
     return own, passed_on
 
@@ -189,4 +194,6 @@ def resolve(
                 f"{entry.label}: trainer.{key}: the tables need the metrics.csv of whole runs; "
                 "leave it out"
             )
-    return Resolved(text, config, cli.model, cli.datamodule)
+    clients = config["trainer"]["clients_per_round"] or 1
+    refuse = partial(refuse_pair, cli.model, clients_per_round=clients)
+    return Resolved(text, config, cli.model, cli.datamodule, refuse)

@@ -184,10 +184,10 @@ def write_app(folder: Path, options: Sequence[str], own_data: bool = False) -> N
     cli = _read(options)
     refuse_undeployable(cli.model)
     refuse_callbacks(cli.trainer.callbacks)  # type: ignore[attr-defined]
-    if own_data and cli.datamodule.backbone is not None:
+    if own_data and cli.datamodule.backbone is not None and cli.datamodule.normalize:
         raise ValueError(
-            "data.backbone: a node with data of its own would not know how the server normalised "
-            "its features: compute the features at every node, and deploy a configuration of them"
+            "data.normalize: a node with data of its own does not know mean and deviation of all "
+            "features of data.backbone: give data.normalize false"
         )
     rule = None if own_data else cli.datamodule.partition
     split = FederatedSplit.load(rule.path) if isinstance(rule, FromFile) else None

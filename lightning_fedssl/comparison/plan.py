@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
 from lightning_fedssl.functional.by_name import without
-from lightning_fedssl.trainer.setup import refuse_pair
 from lightning_fedssl.version import __version__
 
 if TYPE_CHECKING:
@@ -71,12 +70,14 @@ class Resolved:
         config: The configuration as nested mappings.
         model: The algorithm, whose network is not built yet.
         datamodule: The data, which are not loaded yet.
+        refuse: Raises ValueError if the algorithm cannot train on data that are set up.
     """
 
     text: str
     config: dict[str, Any]
     model: FederatedAlgorithm
     datamodule: FederatedDataModule
+    refuse: Callable[[FederatedDataModule], None]
 
 
 Resolve = Callable[[SuiteEntry, Sequence[dict[str, Any]]], Resolved]
@@ -303,9 +304,7 @@ def _run(
     weights = initial_weights(resolved.model)
     if key in latest:
         try:
-            refuse_pair(
-                resolved.model, latest[key], resolved.config["trainer"]["clients_per_round"] or 1
-            )
+            resolved.refuse(latest[key])
         except ValueError as error:
             raise ValueError(f"{entry.label}: {error}") from error
     parts = [

@@ -542,7 +542,7 @@ class FederatedDataModule(LightningDataModule):
         self.own_data_hash()  # of the samples themselves
         used = torch.cat([self._outside_server, self._server, self._validation]).unique()
         used = used[used < len(self._train.images)]  # a server of other machines has its own alone
-        found = self._extractor(self._train.images[used], augmented=True)
+        found = self.features(self._train.images[used])
         features = torch.zeros(len(self._train.images), *found.shape[1:])
         features[used] = found
         self._moments = measure(found[:, 0])
@@ -550,6 +550,15 @@ class FederatedDataModule(LightningDataModule):
         self._test = replace(self._test, images=self._extractor(self._test.images))
         if (own := self._own_validation) is not None:
             self._own_validation = replace(own, images=self._extractor(own.images))
+
+    def features(self, samples: Tensor) -> Tensor:
+        """Features of ``data.backbone`` ``(n, views, d)``: of the plain view, and of weak and
+        strong ones.
+
+        Args:
+            samples: ``(n, ...)``, as they are stored.
+        """
+        return self._extractor(samples, augmented=True)
 
     def to(self, device: torch.device | str) -> None:
         """Moves the images and all indices to a device, once.

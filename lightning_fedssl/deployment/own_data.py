@@ -151,6 +151,8 @@ class OwnData:
                 f"{path} has labelled images alone, and the method uses none: leave labels out"
             )
         images = torch.cat([labeled, unlabeled])
+        if datamodule.backbone is not None:
+            images = datamodule.features(images)
         numbers = torch.arange(len(images))
         self._data = LocalData(
             party=client,

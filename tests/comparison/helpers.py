@@ -24,7 +24,7 @@ def run_of(
     entry = SuiteEntry(entry, "a.yaml") if isinstance(entry, str) else entry
     trainer = {"max_rounds": settings.get("rounds", 3)}
     config = {"trainer": trainer, "model": {"init_args": {"network": "n"}}, "data": settings.pop("data", {})}
-    resolved = Resolved(json.dumps({"rounds": 3, **settings}), config, None, None)  # type: ignore[arg-type]
+    resolved = Resolved(json.dumps({"rounds": 3, **settings}), config, None, None, None)  # type: ignore[arg-type]
     folder = Path("runs") / slug(entry.label) / f"seed_{seed}_x"
     return Run(SuiteGroup("G", [entry]), entry, seed, resolved, partition, {"w": weights}, folder, Classification())
 

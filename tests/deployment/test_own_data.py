@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.data import Arrays
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.deployment.own_data import OwnData, ServerData, module_of_spec, save_spec
+from lightning_fedssl.models import MLP
 from tests.toy import SPEC, ToyData, assert_same, images_of, toy_semifl, toy_trainer, weights
 
 SAMPLES = np.zeros((2, 1, 8, 8), dtype=np.uint8)
@@ -29,7 +31,23 @@ class ServerToy(ServerData, ToyData):
         return spec, ImageSplit(train.images[own], train.labels[own]), test
 
 
-def test_clients_with_images_of_their_own_equal_the_simulation(tmp_path: Path) -> None:
+def corners(x: torch.Tensor) -> torch.Tensor:
+    return x[..., ::4, ::4].flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("keys", "model"),
+    [
+        ({}, {}),
+        (
+            {"backbone": corners, "normalize": False, "weak": "none", "strong": "none"},
+            {"network": partial(MLP, hidden=(8,)), "in_shape": (4,)},
+        ),
+    ],
+)
+def test_clients_with_images_of_their_own_equal_the_simulation(
+    tmp_path: Path, keys: dict[str, Any], model: dict[str, Any]
+) -> None:
     """The server has no image of a client; a node has one file with its own."""
     pytest.importorskip("flwr", reason="Flower is not installed: pip install .[flower]")
     from lightning_fedssl.deployment.node import Node, make_client_app
@@ -37,25 +55,26 @@ def test_clients_with_images_of_their_own_equal_the_simulation(tmp_path: Path) -
 
     from .helpers import FakeGrid
 
-    whole, expected = ToyData(validation=0), toy_semifl()
+    raw, whole, expected = ToyData(validation=0), ToyData(validation=0, **keys), toy_semifl(**model)
     toy_trainer(tmp_path / "simulation", logger=False).fit(expected, whole)
+    raw.setup()
     save_spec(SPEC, tmp_path / "data.json")
     module = module_of_spec(tmp_path / "data.json")
 
     def app_of(client: int) -> Any:
-        part = whole.local_data(client, 1)
+        part = raw.local_data(client, 1)
         arrays = {"labeled": part.images[part.labeled], "labels": part.labels, "unlabeled": part.images[part.unlabeled]}
         values: dict[str, Any] = {name: t.numpy() for name, t in arrays.items()}
         np.savez(tmp_path / f"{client}.npz", **values)
 
         def make_node(node_config: Any, run_config: Any) -> Node:
-            data = module("nowhere", num_clients=4, num_labels=12, server_batch_size=5, client_batch_size=5)
+            data = module("nowhere", num_clients=4, num_labels=12, server_batch_size=5, client_batch_size=5, **keys)
             own, folder = OwnData(data, tmp_path / f"{client}.npz", client), tmp_path / f"node {client}"
-            return Node(toy_trainer(folder), toy_semifl(), data, own, folder)
+            return Node(toy_trainer(folder), toy_semifl(**model), data, own, folder)
 
         return make_client_app(make_node)
 
-    algorithm, data = toy_semifl(), ServerToy(validation=0)
+    algorithm, data = toy_semifl(**model), ServerToy(validation=0, **keys)
     grid: Any = FakeGrid({100 + client: app_of(client) for client in range(4)})
     fit_on_grid(grid, {}, (toy_trainer(tmp_path / "server", logger=False), algorithm, data))
     assert_same(weights(algorithm), weights(expected))
