@@ -11,11 +11,13 @@ has no loss.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -192,10 +194,11 @@ class _Softmax(Task):
     def __init__(
         self, class_weights: Sequence[float] | None = None, label_smoothing: float = 0.0
     ) -> None:
-        if not 0 <= label_smoothing <= 1 or min(class_weights or [0]) < 0:
+        finite = all(0 <= weight < math.inf for weight in class_weights or [1])
+        if not 0 <= label_smoothing <= 1 or not finite or sum(class_weights or [1]) == 0:
             raise ValueError(
                 f"data.task: label_smoothing is {label_smoothing} and class_weights "
-                f"{class_weights}: give a share from 0 to 1, and weights of 0 or more"
+                f"{class_weights}: give a share from 0 to 1, and weights of 0 or more, not all 0"
             )
         self.class_weights = class_weights
         self.label_smoothing = label_smoothing
@@ -320,11 +323,13 @@ class Segmentation(_Softmax):
         self._check_weights(num_classes)
         whole = targets.to(torch.int64)
         wrong = (whole != targets.double()) | (whole < -1) | (whole >= num_classes)
+        wrong |= (whole < 0).all() & (least == 0)
         if targets.dim() != 3 or wrong.any():
-            raise ValueError(
-                f"{who}: the targets are {tuple(targets.shape)} {targets.dtype}; Segmentation "
-                f"(data.task) needs masks (samples, height, width) of class numbers from 0 to "
-                f"{num_classes - 1}, and -1 where a pixel does not count"
+            raise _refusal(
+                f"{who}: Segmentation (data.task) needs masks (samples, height, width) of class "
+                f"numbers from 0 to {num_classes - 1}, and -1 where a pixel does not count",
+                targets,
+                wrong,
             )
         return whole
 
@@ -354,13 +359,15 @@ class MultiLabel(Task):
 
     def checked(self, targets: Tensor, num_classes: int, who: str, least: int = 0) -> Tensor:
         """See the base class."""
-        valid = (targets == 0) | (targets == 1) | (targets == -1)
-        empty = targets.dim() == 2 and least == 0 and (targets < 0).all(dim=1).any()
-        if targets.dim() != 2 or targets.shape[1] != num_classes or not valid.all() or empty:
-            raise ValueError(
-                f"{who}: the targets are {tuple(targets.shape)} {targets.dtype}; MultiLabel "
-                f"(data.task) needs 0 or 1 for each of {num_classes} classes of every sample, and "
-                "-1 for what is not known"
+        wrong = (targets != 0) & (targets != 1) & (targets != -1)
+        if least == 0:  # a sample without any label is of no use
+            wrong |= (targets < 0).all(dim=-1, keepdim=True)
+        if targets.dim() != 2 or targets.shape[1] != num_classes or wrong.any():
+            raise _refusal(
+                f"{who}: MultiLabel (data.task) needs 0 or 1 for each of {num_classes} classes of "
+                "every sample, and -1 for what is not known beside others",
+                targets,
+                wrong,
             )
         return targets.to(torch.int64)
 
@@ -435,9 +442,10 @@ class Regression(Task):
     outputs = "numbers in the unit of the data (of model.safetensors after target_normalization)"
 
     def __init__(self, mean: float = 0.0, std: float = 1.0, bins: int = 5) -> None:
-        if std <= 0 or bins < 1:
+        if not (0 < std < math.inf and math.isfinite(mean)) or bins < 1:
             raise ValueError(
-                f"data.task: std is {std} and bins {bins}; give a std above 0, and 1 bin or more"
+                f"data.task: mean is {mean}, std {std} and bins {bins}; give finite numbers, a std "
+                "above 0, and 1 bin or more"
             )
         self.mean = mean
         self.std = std
@@ -447,11 +455,23 @@ class Regression(Task):
         """See the base class."""
         wrong = targets.isinf() if least < 0 else ~targets.isfinite()
         if targets.dim() != 2 or targets.shape[1] != num_classes or wrong.any():
-            raise ValueError(
-                f"{who}: the targets are {tuple(targets.shape)} {targets.dtype}; Regression "
-                f"(data.task) needs {num_classes} finite numbers for every sample"
+            raise _refusal(
+                f"{who}: Regression (data.task) needs {num_classes} finite numbers a sample",
+                targets,
+                wrong,
             )
+        if least < 0:
+            self._warn_of_size(targets)
         return targets.float()
+
+    def _warn_of_size(self, targets: Tensor) -> None:
+        known = targets[self.known(targets)].double()
+        if (known - self.mean).square().mean() > (_LARGE * self.std) ** 2:
+            rank_zero_warn(
+                f"data.task: the training targets have the mean {known.mean():.3g} and the "
+                f"deviation {known.std():.3g}: give these as data.task.mean and std, or training "
+                "may diverge"
+            )
 
     def tidied(self, targets: Tensor) -> Tensor:
         """See the base class."""
@@ -494,6 +514,9 @@ class Regression(Task):
         return super().distances(outputs, others) / self.std**2
 
 
+_LARGE = 10
+"""Targets of a regression are large from this multiple of its ``std`` on."""
+
 ONE_CLASS: tuple[type[Task], ...] = (Classification,)
 """The tasks of a method that needs one class for each sample."""
 
@@ -502,6 +525,15 @@ CONFIDENT: tuple[type[Task], ...] = (Classification, MultiLabel, Segmentation)
 
 ANY_TASK: tuple[type[Task], ...] = (*CONFIDENT, Regression)
 """The tasks of a method that needs a loss only."""
+
+
+def _refusal(needs: str, targets: Tensor, wrong: Tensor) -> ValueError:
+    """What a task needs, and the first wrong target, or the shape of all."""
+    found = f"the targets are {tuple(targets.shape)} {targets.dtype}"
+    if wrong.any():
+        place = wrong.nonzero()[0].tolist()
+        found = f"sample {place[0]} has {targets[tuple(place)]:g}"
+    return ValueError(f"{needs}; {found}")
 
 
 def check_labels(labels: Tensor, num_classes: int, who: str, least: int = 0) -> Tensor:

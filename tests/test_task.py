@@ -64,7 +64,9 @@ def test_a_partition_sees_each_sample_in_a_class(task: Task, targets: Tensor, st
     ("task", "targets", "message"),
     [
         (Classification(), torch.zeros(3, 2), r"data\.task"),
-        (MultiLabel(), torch.tensor([[0, 2]]), "needs 0 or 1 for each of 2 classes"),
+        (MultiLabel(), torch.tensor([[0, 1], [0, 2]]), "needs 0 or 1 for each of 2 classes .* sample 1 has 2"),
+        (MultiLabel(), torch.tensor([[0, -1], [-1, -1]]), "sample 1 has -1"),
+        (Segmentation(), torch.full((2, 4, 4), -1), "sample 0 has -1"),
         (MultiLabel(), torch.tensor([0, 1]), "needs 0 or 1"),
         (Segmentation(), torch.full((1, 2, 2), 2), "masks"),
         (Segmentation(), torch.zeros(4), "masks"),
@@ -75,6 +77,28 @@ def test_a_partition_sees_each_sample_in_a_class(task: Task, targets: Tensor, st
 def test_other_targets_are_refused(task: Task, targets: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         task.checked(targets, 2, "test")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Classification(class_weights=[0.0, 0.0]),
+        lambda: Segmentation(class_weights=[math.nan, 1.0]),
+        lambda: Regression(mean=math.nan),
+        lambda: Regression(std=math.inf),
+        lambda: data_of(Regression),  # type: ignore[arg-type]
+    ],
+)
+def test_impossible_arguments_are_refused(make: Any) -> None:
+    with pytest.raises(ValueError, match=r"data\.task"):
+        make()
+
+
+def test_numbers_far_from_the_unit_of_training_are_named() -> None:
+    targets = torch.tensor([[1000.0], [3000.0]])
+    Regression(mean=2000, std=1000).checked(targets, 1, "train", -1)
+    with pytest.warns(UserWarning, match=r"have the mean 2e\+03 and the deviation 1\.41e\+03"):
+        Regression().checked(targets, 1, "train", -1)
 
 
 # Losses and labels by hand.
@@ -190,14 +214,20 @@ def test_thresholds_of_fl2_are_of_each_label(monkeypatch: pytest.MonkeyPatch) ->
         # Class 0 is ranked right; of class 1 the positive is the second of two: precision 1/2.
         (MultiLabel(), torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), torch.tensor([[1, 0], [0, 1]]),
          {"average_precision": 0.75, "f1": 0.5}),
+        # No sample has class 1, which is in no mean but that of F1.
+        (MultiLabel(), torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), torch.tensor([[1, 0], [0, 0]]),
+         {"average_precision": 1.0, "f1": 0.5}),
         (Regression(mean=1), torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [5.0]]), {"mae": 1.0, "r2": 0.5}),
+        (Regression(), torch.tensor([[0.0]]), torch.tensor([[1.0]]), {"mae": 1.0, "r2": math.nan}),
     ],
 )  # fmt: skip
 def test_metrics_by_hand(task: Task, outputs: Tensor, targets: Tensor, expected: dict[str, float]) -> None:
     metrics = EvaluationMetrics([], 1 if isinstance(task, Regression) else 2, task=task)
     metrics.update(outputs, targets)
     found = metrics.compute(lambda value: [value])
-    assert {name: pytest.approx(value) for name, value in expected.items()} == {k: float(v) for k, v in found.items()}
+    assert {name: pytest.approx(value, nan_ok=True) for name, value in expected.items()} == {
+        k: float(v) for k, v in found.items()
+    }
     if not isinstance(task, Classification):
         with pytest.raises(ValueError, match="auroc is for Classification"):
             EvaluationMetrics(["auroc"], 2, task=task)
@@ -390,7 +420,7 @@ def test_u_net_has_logits_of_every_pixel_of_any_size() -> None:
     for size in ((8, 8), (13, 6)):
         network = build_network(partial(UNet, width=4), 3, (1, *size), (3, *size))
         assert network(torch.zeros(2, 1, *size)).shape == (2, 3, *size)
-    with pytest.raises(ValueError, match=r"gave \(2, 3, 8, 8\) .*need \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"gave \(2, 3, 8, 8\) .*not \(2, 3\)"):
         build_network(partial(UNet, width=4), 3, (1, 8, 8))
 
 

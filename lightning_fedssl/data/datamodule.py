@@ -284,6 +284,8 @@ class FederatedDataModule(LightningDataModule):
 
     def _check_settings(self) -> None:
         """Refuses values that a configuration's types cannot."""
+        if not isinstance(self.task, Task):
+            raise ValueError(f"data.task is {self.task!r}; in Python give an object: MultiLabel()")
         numbers = ("num_clients", "server_batch_size", "client_batch_size", "eval_batch_size")
         unset = ("image_size", "resize", "max_train_images", "max_test_images")
         optional = {"num_labels": "all", **dict.fromkeys(unset)}

@@ -123,6 +123,30 @@ class PresentRecall(MulticlassRecall):
         return torch.where(samples > 0, super().compute(), torch.nan)
 
 
+class PresentAveragePrecision(MultilabelAveragePrecision):
+    """The mean average precision over the classes of the evaluated samples.
+
+    Args:
+        num_labels: Number of classes.
+    """
+
+    def __init__(self, num_labels: int) -> None:
+        super().__init__(num_labels, average="none", ignore_index=-1)
+
+    def compute(self) -> Tensor:  # type: ignore[override]
+        """The mean over classes with a sample, for the others torchmetrics gives 0; or NaN."""
+        present = (dim_zero_cat(self.target) == 1).any(dim=0)
+        return torch.as_tensor(super().compute())[present].mean()
+
+
+class DefinedR2(R2Score):
+    """R2, NaN for a single sample, with which torchmetrics raises an error."""
+
+    def compute(self) -> Tensor:
+        """R2 of all outputs together."""
+        return super().compute() if self.total > 1 else torch.tensor(torch.nan)
+
+
 _NAMED: dict[str, Callable[..., Metric]] = {
     "accuracy": partial(MulticlassAccuracy, average="micro"),
     "largest_class_share": LargestClassShare,
@@ -133,10 +157,10 @@ _NAMED: dict[str, Callable[..., Metric]] = {
     "confusion_matrix": MulticlassConfusionMatrix,
     "iou": partial(MulticlassJaccardIndex, ignore_index=-1),
     "dice": partial(MulticlassF1Score, average="macro", ignore_index=-1),
-    "average_precision": partial(MultilabelAveragePrecision, ignore_index=-1),
+    "average_precision": PresentAveragePrecision,
     "f1": partial(MultilabelF1Score, ignore_index=-1),
     "mae": MeanAbsoluteError,
-    "r2": R2Score,
+    "r2": DefinedR2,
 }
 
 

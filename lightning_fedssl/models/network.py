@@ -215,7 +215,13 @@ def _check_output(network: nn.Module, out_shape: InShape, in_shape: InShape) -> 
             f"{in_shape}, and no "
             f"tensor; let forward return the logits alone, here of shape {wanted}."
         )
-    if (shape := tuple(output.shape)) != wanted:
+    if (shape := tuple(output.shape)) != wanted and len(shape) != len(wanted):
+        raise ValueError(
+            f"model.network: {name} gave {shape} for two samples of shape {in_shape}, and not "
+            f"{wanted}: data.task Segmentation needs logits of every pixel, as UNet has, other "
+            "tasks one row of each sample"
+        )
+    if shape != wanted:
         raise ValueError(
             f"model.network: {name} gave {shape} for two samples of shape {in_shape}, but "
             f"{num_classes} classes need "
