@@ -164,8 +164,9 @@ class LabelsAlone(FederatedCallback):
         if answers:
             first = answers[0]
             names = [f"{a.name} {100 * a.accuracy:.1f} %" for a in answers]
-            if first.accuracy > alone:
-                best = first.accuracy, first.name
+            most_right = max(answers, key=lambda answer: answer.accuracy)
+            if most_right.accuracy > alone:
+                best = most_right.accuracy, most_right.name
                 unwritten = " (export does not write it: fit scikit-learn's yourself)"
             self.lines.append(
                 f"simple answers: {', '.join(names)}; always the largest class {100 * most:.1f} % "
@@ -178,6 +179,8 @@ class LabelsAlone(FederatedCallback):
             f"{100 * best[0]:.1f} %{unwritten}; with the clients' {noun}s {100 * accuracy:.1f} %"
         )
         advice = next_step(best[0], accuracy, len(data.test_labels), export_command(trainer))
+        if data.spec.pixels and data.backbone is None:
+            advice += "; for photographs try presets/pretrained_images.yaml first"
         self.lines += [verdict(alone, accuracy, len(data.test_labels), noun), f"next: {advice}"]
 
 
@@ -213,7 +216,7 @@ def next_step(best: float, accuracy: float, samples: int, command: str) -> str:
         return "a difference below two standard errors: repeat with --seed_everything 1, 2, ..."
     if gain > 0:
         return f"{command} writes the model"
-    return "start from a pretrained network (presets/pretrained_images.yaml), or label more"
+    return "label more: the clients' samples do not help here"
 
 
 def verdict(bound: float, accuracy: float, images: int, noun: str) -> str:

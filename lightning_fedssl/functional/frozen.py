@@ -116,10 +116,12 @@ def freeze(network: nn.Module, patterns: Sequence[str], key: str = "freeze") -> 
         ]
         for name in own:
             weights[name].requires_grad_(False)
-        tensors = [*weights] or [*dict(layer.named_buffers(recurse=False))]
-        everything = bool(tensors) and all(first[f"{prefix}{name}"] in chosen for name in tensors)
+        buffers = dict(layer.named_buffers(recurse=False))
+        everything = len(own) == len(weights)
+        if not weights:
+            everything = all(first[f"{prefix}{name}"] in chosen for name in buffers)
         if everything and getattr(layer, "running_mean", None) is not None:
-            own += dict(layer.named_buffers(recurse=False))
+            own += buffers
             layer.register_forward_pre_hook(_evaluate)
         if own:
             setattr(layer, _MARK, tuple(own))

@@ -98,9 +98,14 @@ def _of_unit_scale(x: Tensor, *dims: int) -> Tensor:
 
 
 def _load(network: nn.Module, path: str) -> None:
-    """Set a network's tensors to those of a file, by their names or else by their order."""
+    """Set a network's tensors to those of a file: by their names, of which it may have a prefix, or
+    else by their order.
+    """
     own = network.state_dict()
     found = read_weights(Path(path).expanduser(), "data.backbone")
+    first = next(iter(own))
+    prefix = next((n.removesuffix(first) for n in found if n.endswith(f".{first}")), "")
+    found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
     if not own.keys() <= found.keys():
         found = dict(zip(own, found.values(), strict=False))
     wrong = [n for n, t in own.items() if n not in found or found[n].shape != t.shape]

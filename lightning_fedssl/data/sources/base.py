@@ -21,6 +21,7 @@ from torch import Tensor
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.sources.reading import Reading, cut
 from lightning_fedssl.functional.by_name import places
+from lightning_fedssl.functional.frozen import shortened
 from lightning_fedssl.task import Classification, Task
 
 _MOST_MEASURED = 10_000
@@ -267,7 +268,7 @@ def read_csv(path: str | Path, columns: Collection[str], reading: Reading) -> li
     if missing := [column for column in columns if column not in head]:
         raise ValueError(
             f"{key}: {str(path)!r} has no column {', '.join(map(repr, missing))}; there are "
-            f"{', '.join(head)}, which commas must separate"
+            f"{shortened(head)}, which commas must separate; label_column and its like name others"
         )
     if double := [name for name, count in Counter(head).items() if name and count > 1]:
         raise ValueError(
