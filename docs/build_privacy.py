@@ -100,9 +100,10 @@ def _sizes(trainer: FederatedTrainer) -> dict[str, int]:
         weight.grad = torch.zeros_like(weight)
     trainer.client_optimizer.step()  # for its state
     momentum = optimizer_state(trainer.client_optimizer) if algorithm.keep_client_optimizer else {}
+    phase = sequential.ClientPhase(algorithm, trainer.client_optimizer, trainer.fabric, sequential.NoObserver())
     sizes = dict[str, int]()
     for data in map(trainer.local_data, trainer.cohort):
-        work = sequential.start(algorithm, live, data, sequential.NoObserver(), None)
+        work = phase.start(live, data)
         update = sent.update({**live.parameters(), **live.buffers()}, data, work)
         algorithm.clients.put(algorithm.state_owner(data.party), "optimizer", momentum)
         if work.num_steps:  # a client without steps, as before the first confident label, ends nothing

@@ -235,9 +235,10 @@ class Node:
         collector = MetricCollector()
         seen = _Received(self._on_device(model), collector)
         max_steps = 1 if self.trainer.fast_dev_run else None
-        updates = sequential.train_clients(
-            algorithm, [data], self.optimizer, self.trainer.fabric, seen, max_steps, seen
+        phase = sequential.ClientPhase(
+            algorithm, self.optimizer, self.trainer.fabric, seen, max_steps, server=seen
         )
+        updates = sequential.train_clients(phase, [data])
         with algorithm.scalars.redirected(collector.update):
             update = next(iter(updates), None)
         for rule in self.trainer.updates:

@@ -12,14 +12,12 @@ from typing import Literal
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.precision import MixedPrecision
-from torch.optim import Optimizer
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_training import sequential, split_learning, vectorized
-from lightning_fedssl.local_training.sequential import LocalTrainingObserver
-from lightning_fedssl.local_training.split_learning import JointTrainingObserver
+from lightning_fedssl.local_training.sequential import ClientPhase
+from lightning_fedssl.local_training.split_learning import JointPhase
 from lightning_fedssl.local_training.stacked_optimizer import ELEMENTWISE
 from lightning_fedssl.state import ClientUpdate
 
@@ -71,54 +69,27 @@ class LocalTraining:
         )
 
     def train_clients(
-        self,
-        algorithm: FederatedAlgorithm,
-        stacks: Sequence[Sequence[LocalData]],
-        optimizer: Optimizer,
-        fabric: Fabric,
-        observer: LocalTrainingObserver,
-        max_steps: int | None = None,
+        self, phase: ClientPhase, stacks: Sequence[Sequence[LocalData]]
     ) -> Iterator[ClientUpdate]:
         """Train clients; see :func:`lightning_fedssl.local_training.sequential.train_clients`.
 
         Args:
-            algorithm: The working module.
+            phase: What they are trained with.
             stacks: The data of this rank's clients, in the stacks of :meth:`stacks`.
-            optimizer: The clients' optimizer.
-            fabric: Gives precision and the device.
-            observer: Is called at every start, step and end.
-            max_steps: Steps of a client at most.
         """
-        stacks = self._stacks_of_rank(stacks, fabric, CUDA_STACK)
-        if all(len(stack) == 1 for stack in stacks) or not self._may_stack(
-            algorithm, optimizer, fabric
-        ):
-            clients = chain.from_iterable(stacks)
-            return sequential.train_clients(
-                algorithm, clients, optimizer, fabric, observer, max_steps
-            )
+        stacks = self._stacks_of_rank(stacks, phase.fabric.device, CUDA_STACK)
+        if all(len(stack) == 1 for stack in stacks) or not self._may_stack(phase):
+            return sequential.train_clients(phase, chain.from_iterable(stacks))
 
         def failed(error: Exception) -> None:
-            self._warn(algorithm, fabric, _place_of(error))
+            self._warn(phase, _place_of(error))
 
         return chain.from_iterable(
-            vectorized.train_clients(
-                algorithm, stack, optimizer, fabric, observer, max_steps, failed
-            )
-            for stack in stacks
+            vectorized.train_clients(phase, stack, failed) for stack in stacks
         )
 
     def train_jointly(
-        self,
-        algorithm: JointAlgorithm,
-        stacks: Sequence[Sequence[LocalData]],
-        client_optimizer: Optimizer,
-        server_optimizer: Optimizer,
-        server_data: LocalData,
-        fabric: Fabric,
-        observer: JointTrainingObserver,
-        cohort: Sequence[int],
-        max_steps: int | None = None,
+        self, phase: JointPhase, stacks: Sequence[Sequence[LocalData]]
     ) -> list[ClientUpdate]:
         """Train clients and server together.
 
@@ -131,68 +102,55 @@ class LocalTraining:
             ValueError: The precision scales the loss, which has no meaning for the gradients of
                 features.
         """
-        if _scales_loss(fabric):
+        if _scales_loss(phase.fabric):
             raise ValueError(
                 "trainer.precision: split learning needs one that scales no loss, such as "
                 "bf16-mixed"
             )
-        stacks = self._stacks_of_rank(stacks, fabric, sum(map(len, stacks)))
-        if any(len(stack) > 1 for stack in stacks) and not self._may_stack(
-            algorithm, client_optimizer, fabric
-        ):
-            stacks = [[client] for client in chain.from_iterable(stacks)]
-        with vectorized.room_for(sum(map(len, stacks)), fabric):
-            return split_learning.train_jointly(
-                algorithm,
-                stacks,
-                client_optimizer,
-                server_optimizer,
-                server_data,
-                fabric,
-                observer,
-                cohort,
-                max_steps,
-            )
+        everyone = list(chain.from_iterable(stacks))
+        stacks = self._stacks_of_rank(stacks, phase.fabric.device, len(everyone))
+        if any(len(stack) > 1 for stack in stacks) and not self._may_stack(phase):
+            stacks = [[client] for client in everyone]
+        with vectorized.room_for(len(everyone), phase.fabric):
+            return split_learning.train_jointly(phase, stacks)
 
     def _stacks_of_rank(
-        self, stacks: Sequence[Sequence[LocalData]], fabric: Fabric, auto: int
+        self, stacks: Sequence[Sequence[LocalData]], device: torch.device, auto: int
     ) -> Sequence[Sequence[LocalData]]:
         """The stacks as they are on a CPU.
 
         On a CUDA device those of the rank's clients, with ``auto`` this many.
         """
-        if fabric.device.type != "cuda":
+        if device.type != "cuda":
             return stacks
         size = auto if self.clients_at_once == "auto" else self.clients_at_once
         return sampling.equal_parts(list(chain.from_iterable(stacks)), max(size, 1))
 
-    def _may_stack(
-        self, algorithm: FederatedAlgorithm, optimizer: Optimizer, fabric: Fabric
-    ) -> bool:
+    def _may_stack(self, phase: ClientPhase) -> bool:
         """Whether optimizer, callbacks and precision allow stacked clients.
 
         If not, a warning says why.
         """
         reason = ""
-        if type(optimizer) not in ELEMENTWISE:
+        if type(phase.optimizer) not in ELEMENTWISE:
             known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
-            name = type(optimizer).__name__
+            name = type(phase.optimizer).__name__
             reason = (
                 f"the optimizer {name} is not known to update every weight separately; {known} are"
             )
-        elif self.watchers and not isinstance(algorithm, JointAlgorithm):
+        elif self.watchers and not isinstance(phase, JointPhase):
             reason = f"{', '.join(self.watchers)} reads the model after every step"
-        elif _scales_loss(fabric):
+        elif _scales_loss(phase.fabric):
             reason = "trainer.precision scales the loss of each client"
         if reason:
-            self._warn(algorithm, fabric, reason)
+            self._warn(phase, reason)
         return not reason
 
-    def _warn(self, algorithm: FederatedAlgorithm, fabric: Fabric, reason: str) -> None:
-        if fabric.is_global_zero and self.refusal != reason:
+    def _warn(self, phase: ClientPhase, reason: str) -> None:
+        if phase.fabric.is_global_zero and self.refusal != reason:
             _log.warning(
                 "trainer.clients_at_once is %s, but the clients of %s train one after another: %s",
-                self.clients_at_once, type(algorithm).__name__, reason,
+                self.clients_at_once, type(phase.algorithm).__name__, reason,
             )  # fmt: skip
         self.refusal = reason
 
@@ -212,16 +170,10 @@ def _scales_loss(fabric: Fabric) -> bool:
 
 def _place_of(error: Exception) -> str:
     """An error's first line, and the line of the method's code that it comes from."""
-    frames = traceback.extract_tb(error.__traceback__)
     here = Path(__file__).parent
-    own = [
-        f
-        for f in frames
-        if here not in Path(f.filename).parents and "torch" not in Path(f.filename).parts
-    ]
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return (
-        f"{own[-1].name} ({Path(own[-1].filename).name}:{own[-1].lineno}, `{own[-1].line}`): {text}"
-        if own
-        else text
-    )
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if here not in file.parents and "torch" not in file.parts:
+            return f"{frame.name} ({file.name}:{frame.lineno}, `{frame.line}`): {text}"
+    return text

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from lightning.fabric import Fabric
@@ -24,7 +24,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State
-from lightning_fedssl.functional.by_name import only, taken
+from lightning_fedssl.functional.by_name import mapped, only, taken
 from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.functional.recorded import Recorded, Values
 from lightning_fedssl.functional.tied import tensors_of
@@ -89,57 +89,125 @@ class ServerSide(Protocol):
         """The number under which the optimizer state of a client is stored."""
 
 
-def train_clients(
-    algorithm: FederatedAlgorithm,
-    clients: Iterable[LocalData],
-    optimizer: Optimizer,
-    fabric: Fabric,
-    observer: LocalTrainingObserver,
-    max_steps: int | None = None,
-    server: ServerSide | None = None,
-) -> Iterator[ClientUpdate]:
+@dataclass(frozen=True)
+class ClientPhase:
+    """What the clients of a phase are trained with.
+
+    Attributes:
+        algorithm: The working module; its weights are overwritten.
+        optimizer: The clients' optimizer over its weights; its learning rate is set.
+        fabric: For the precision, the backward pass and the optimizer's steps.
+        observer: Is called at every start, step and end.
+        max_steps: Steps of a client at most; None for no limit.
+        server: What the clients receive; the algorithm on this machine if left out.
+    """
+
+    algorithm: FederatedAlgorithm
+    optimizer: Optimizer
+    fabric: Fabric
+    observer: LocalTrainingObserver
+    max_steps: int | None = None
+    server: ServerSide | None = None
+
+    def start(self, live: LiveTensors, data: LocalData) -> LocalWork:
+        """Load what a client receives into the working module, and let the client prepare its work.
+
+        What the client writes to the client store is staged; it is committed at once if the client
+        skips the round, because there will be no update to accept.
+
+        Args:
+            live: The weights and buffers of the working module.
+            data: The client's data.
+        """
+        algorithm = self.algorithm
+        party = data.party
+        server = self.server or algorithm
+        with algorithm.clients.stage(party):
+            received = server.broadcast(party)
+            check_type(received, Mapping, algorithm, "broadcast", "tensors by name")
+            live.load(received)
+            live.load(algorithm.own_part(party))
+            with own_random_stream(data, "before training"):
+                work = algorithm.on_client_start(data)
+            check_type(work, LocalWork, algorithm, "on_client_start", "a LocalWork")
+            work = work.limited(self.max_steps)
+            live.load(work.extra_download)
+            sizes = server.download_sizes(party, {**received, **work.extra_download})
+            self.observer.client_started(data, work, sizes, received)
+        if work.num_steps == 0:
+            algorithm.clients.commit(party)
+        return work
+
+    def train(self, loop: Loop, data: LocalData, work: LocalWork) -> ClientUpdate:
+        """Train a client that has started; the working module holds its initial weights.
+
+        Args:
+            loop: The loop over its batches.
+            data: The client's data.
+            work: Its steps.
+        """
+        load_optimizer_state(self.optimizer, self.kept_optimizer_state(data.party))
+        step = self.algorithm.training_step
+        with own_random_stream(data), self.algorithm.clients.stage(data.party):
+            loop.train(work, step, "client/loss", self.observer.client_batch_ended)
+        update = loop.sent.update(loop.live.model(), data, work)
+        return self.finish(data, update, lambda: optimizer_state(self.optimizer))
+
+    def kept_optimizer_state(self, client: int) -> State:
+        """The state with which a client's optimizer starts: empty, or that of its last round
+        (``keep_client_optimizer``).
+        """
+        if not self.algorithm.keep_client_optimizer:
+            return {}
+        return self.algorithm.clients.get(self._owner(client), "optimizer")
+
+    def _owner(self, client: int) -> int:
+        return (self.server or self.algorithm).state_owner(client)
+
+    def finish(
+        self, data: LocalData, update: ClientUpdate, optimizer: Callable[[], State]
+    ) -> ClientUpdate:
+        """Let a client complete its update.
+
+        Its persistent state is staged until the update is accepted.
+
+        Args:
+            data: The client's data.
+            update: The trained weights and buffers; the working module holds them, too, where
+                clients train one by one.
+            optimizer: Returns the state of the client's optimizer, which ``keep_client_optimizer``
+                stores.
+        """
+        algorithm = self.algorithm
+        clients = self.algorithm.clients
+        with clients.stage(data.party):
+            if algorithm.keep_client_optimizer:
+                clients.put(self._owner(data.party), "optimizer", optimizer())
+            if algorithm.personal:
+                own = taken(tensors_of(algorithm), algorithm.personal)
+                clients.put(data.party, "personal", own)
+            with own_random_stream(data, "after training"):
+                update = algorithm.on_client_end(update)
+            check_type(update, ClientUpdate, algorithm, "on_client_end", "the update")
+            self.observer.client_ended(update)
+        return update
+
+
+def train_clients(phase: ClientPhase, clients: Iterable[LocalData]) -> Iterator[ClientUpdate]:
     """Train clients one after another; each update is valid until the next is requested.
 
     Args:
-        algorithm: The working module; its weights are overwritten.
+        phase: What they are trained with.
         clients: The data of each client to train.
-        optimizer: The optimizer over the working module's parameters; its learning rate is set.
-        fabric: For the precision, the backward pass and the optimizer's steps.
-        observer: Is called at every start, step and end.
-        max_steps: Steps of a client at most.
-        server: What the clients receive; the algorithm on this machine if left out.
 
     Yields:
         One update per client that made a step.
     """
-    loop = Loop(algorithm, optimizer, fabric)
-    server = server or algorithm
+    loop = Loop(phase.algorithm, phase.optimizer, phase.fabric)
     for data in clients:
-        work = start(algorithm, loop.live, data, observer, max_steps, server)
+        work = phase.start(loop.live, data)
         if work.num_steps:
-            yield train_client(loop, data, work, observer, server.state_owner(data.party))
-
-
-def train_client(
-    loop: Loop, data: LocalData, work: LocalWork, observer: LocalTrainingObserver, owner: int
-) -> ClientUpdate:
-    """Train a client that has started; the working module holds its initial weights.
-
-    Args:
-        loop: The loop over its batches.
-        data: The client's data.
-        work: Its steps.
-        observer: Is called at every step and at the end.
-        owner: The number under which the state of its optimizer is stored.
-    """
-    algorithm = loop.algorithm
-    optimizer = loop.optimizer
-    load_optimizer_state(optimizer, kept_optimizer_state(algorithm, owner))
-    with own_random_stream(data), algorithm.clients.stage(data.party):
-        loop.train(work, algorithm.training_step, "client/loss", observer.client_batch_ended)
-    update = loop.sent.update(loop.live.model(), data, work)
-    new = optimizer_state(optimizer) if algorithm.keep_client_optimizer else {}
-    return finish(algorithm, data, update, observer, new, owner)
+            yield phase.train(loop, data, work)
 
 
 class Loop:
@@ -188,9 +256,8 @@ class Loop:
         corrected = [(named[name], value) for name, value in work.control_variate.items()]
         max_norm = algorithm.gradient_clip_norm
         if max_norm is None and corrected:
-            max_norm = (
-                math.inf
-            )  # clips nothing, but a scaled gradient must be unscaled before it is corrected
+            # Clips nothing, but a scaled gradient must be unscaled before it is corrected.
+            max_norm = math.inf
         algorithm.train()
 
         def update(batch: Batch, number: int | Tensor) -> Values:
@@ -300,48 +367,6 @@ def own_random_stream(data: LocalData, purpose: str = "network", *more: int) -> 
         yield
 
 
-def start(
-    algorithm: FederatedAlgorithm,
-    live: LiveTensors,
-    data: LocalData,
-    observer: LocalTrainingObserver,
-    max_steps: int | None,
-    server: ServerSide | None = None,
-) -> LocalWork:
-    """Load what a client receives into the working module, and let the client prepare its work.
-
-    What the client writes to the client store is staged; it is committed at once if the client
-    skips the round, because there will be no update to accept.
-
-    Args:
-        algorithm: The working module.
-        live: Its weights and buffers.
-        data: The client's data.
-        observer: Is called when the client has prepared its work.
-        max_steps: Steps of the client at most.
-        server: What the client receives; the algorithm on this machine if left out.
-    """
-    server = server or algorithm
-    with algorithm.clients.stage(data.party):
-        received = checked(
-            server.broadcast(data.party), Mapping, algorithm, "broadcast", "tensors by name"
-        )
-        live.load(received)
-        live.load(algorithm.own_part(data.party))
-        with own_random_stream(data, "before training"):
-            work = algorithm.on_client_start(data)
-        work = checked(work, LocalWork, algorithm, "on_client_start", "a LocalWork").limited(
-            max_steps
-        )
-        if work.extra_download:
-            live.load(work.extra_download)
-        sizes = server.download_sizes(data.party, {**received, **work.extra_download})
-        observer.client_started(data, work, sizes, received)
-    if work.num_steps == 0:
-        algorithm.clients.commit(data.party)
-    return work
-
-
 @dataclass(frozen=True)
 class Sent:
     """The names of what a client uploads.
@@ -370,59 +395,11 @@ class Sent:
             data: Its data.
             work: Its steps.
         """
-        weights = {name: tensors[name].detach() for name in self.weights if name in tensors}
+        weights = mapped(Tensor.detach, taken(tensors, self.weights))
         buffers = {name: tensors[name] for name in self.buffers}
         return ClientUpdate(
             data.party, weights, buffers, work.num_samples, work.num_steps, dict(work.payload)
         )
-
-
-def kept_optimizer_state(algorithm: FederatedAlgorithm, owner: int) -> State:
-    """The state with which a client's optimizer starts: empty, or that of its last round
-    (``keep_client_optimizer``).
-
-    Args:
-        algorithm: The algorithm.
-        owner: The number under which the state is stored.
-    """
-    return algorithm.clients.get(owner, "optimizer") if algorithm.keep_client_optimizer else {}
-
-
-def finish(
-    algorithm: FederatedAlgorithm,
-    data: LocalData,
-    update: ClientUpdate,
-    observer: LocalTrainingObserver,
-    optimizer: State,
-    owner: int,
-) -> ClientUpdate:
-    """Let a client complete its update.
-
-    Its persistent state is staged until the update is accepted.
-
-    Args:
-        algorithm: The algorithm; its working module holds the client's result where clients train
-            one by one.
-        data: The client's data.
-        update: The trained weights and buffers.
-        observer: Is called with the completed update.
-        optimizer: The state of the client's optimizer; stored with ``keep_client_optimizer`` alone.
-        owner: The number under which it is stored.
-    """
-    with algorithm.clients.stage(update.client):
-        if algorithm.keep_client_optimizer:
-            algorithm.clients.put(owner, "optimizer", optimizer)
-        if algorithm.personal:
-            own = taken(tensors_of(algorithm), algorithm.personal)
-            algorithm.clients.put(update.client, "personal", own)
-        with own_random_stream(data, "after training"):
-            completed = algorithm.on_client_end(update)
-        update = checked(completed, ClientUpdate, algorithm, "on_client_end", "the update")
-        observer.client_ended(update)
-    return update
-
-
-Result = TypeVar("Result")
 
 
 class LossError(ValueError):
@@ -460,10 +437,10 @@ def loss_of(
     return loss
 
 
-def checked(
-    result: Result, expected: type, algorithm: nn.Module, function: str, remedy: str
-) -> Result:
-    """What a function of a method returned, if it has the type that the caller expects.
+def check_type(
+    result: object, expected: type, algorithm: nn.Module, function: str, remedy: str
+) -> None:
+    """Refuse what a function of a method returned, if it has another type than the caller expects.
 
     Args:
         result: What the function returned.
@@ -479,15 +456,10 @@ def checked(
         raise ValueError(
             f"{type(algorithm).__name__}.{function} returned {described(result)}: return {remedy}"
         )
-    return result
 
 
 def described(value: object) -> str:
     """The type of a value as text, or the shape if it is a tensor."""
-    if value is None:
-        return "None"
-    return (
-        f"a tensor of shape {tuple(value.shape)}"
-        if isinstance(value, Tensor)
-        else f"a {type(value).__name__}"
-    )
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return "None" if value is None else f"a {type(value).__name__}"

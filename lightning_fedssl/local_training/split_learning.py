@@ -11,7 +11,9 @@ of a stack together over stacked weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from operator import itemgetter
 from typing import Protocol
@@ -19,34 +21,29 @@ from typing import Protocol
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.optim import Optimizer
 
 from lightning_fedssl.algorithm import JointAlgorithm, JointStep
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import mapped, only, places, stacked, without
-from lightning_fedssl.functional.optimizers import weights_of
+from lightning_fedssl.functional.by_name import mapped, places, stacked, without
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
-from lightning_fedssl.functional.tied import places_of
 from lightning_fedssl.local_training.sequential import (
+    ClientPhase,
     LocalTrainingObserver,
     LossError,
     Sent,
     described,
-    finish,
-    kept_optimizer_state,
     loss_of,
     own_random_stream,
 )
 from lightning_fedssl.local_training.stacked_layers import StackedLayers
-from lightning_fedssl.local_training.stacked_optimizer import StackedOptimizer, part_of
 from lightning_fedssl.local_training.vectorized import (
-    CallOf,
     Client,
+    StackedClients,
     clip_gradients,
-    placed,
     prepared,
 )
 from lightning_fedssl.state import Batch, ClientUpdate, Direction, set_learning_rate
@@ -65,46 +62,47 @@ class JointTrainingObserver(LocalTrainingObserver, Protocol):
         """Images of a client, by their indices in the training data, received pseudo-labels."""
 
 
-def train_jointly(
-    algorithm: JointAlgorithm,
-    stacks: Iterable[Iterable[LocalData]],
-    client_optimizer: Optimizer,
-    server_optimizer: Optimizer,
-    server_data: LocalData,
-    fabric: Fabric,
-    observer: JointTrainingObserver,
-    cohort: Sequence[int],
-    max_steps: int | None = None,
-) -> list[ClientUpdate]:
-    """Train the cohort's clients and the server together.
+@dataclass(frozen=True, kw_only=True)
+class JointPhase(ClientPhase):
+    """What the cohort's clients and the server are trained with.
 
-    The working module's server part is trained in place.
+    The working module holds the global model; its server part is trained in place.
 
-    Args:
-        algorithm: The working module; it holds the global model.
-        stacks: The data of this rank's clients; those of one stack make their steps together.
-        client_optimizer: The clients' settings and learning rate; without ``keep_client_optimizer``
-            the state is new.
+    Attributes:
+        algorithm: The working module.
+        observer: Is called at every start, step, transfer and end.
         server_optimizer: The server's optimizer over the working module's weights, with its initial
             state.
         server_data: The server's data, for the key of its random numbers.
-        fabric: Gives precision, the backward pass and the ranks.
-        observer: Is called at every start, step, transfer and end.
         cohort: All clients of the round, in the order in which the server sees their features.
-        max_steps: The largest number of steps.
+    """
+
+    algorithm: JointAlgorithm
+    observer: JointTrainingObserver
+    server_optimizer: Optimizer
+    server_data: LocalData
+    cohort: Sequence[int]
+
+
+def train_jointly(phase: JointPhase, stacks: Iterable[Iterable[LocalData]]) -> list[ClientUpdate]:
+    """Train the cohort's clients and the server together.
+
+    Args:
+        phase: What they are trained with.
+        stacks: The data of this rank's clients; those of one stack make their steps together.
 
     Returns:
         One update for each of this rank's clients that trained.
     """
-    together = [
-        ready for stack in stacks if (ready := prepared(algorithm, stack, observer, max_steps))
-    ]
+    algorithm = phase.algorithm
+    fabric = phase.fabric
+    together = list(filter(None, (prepared(phase, stack) for stack in stacks)))
     ready = list(chain.from_iterable(together))
-    seats = _Seats(fabric, cohort, [client.data.party for client in ready])
+    seats = _Seats(fabric, phase.cohort, [client.data.party for client in ready])
     steps = _common_steps(fabric, [client.work.num_steps for client in ready])
     algorithm.train()
-    groups = [_Bottoms(algorithm, stack, client_optimizer) for stack in together]
-    optimizers = [client_optimizer, server_optimizer, *(group.optimizer for group in groups)]
+    groups = [_Bottoms(phase, stack) for stack in together]
+    optimizers = [phase.optimizer, phase.server_optimizer, *(group.optimizer for group in groups)]
     losses = torch.zeros(len(seats), dtype=torch.float64, device=fabric.device)
     images = 0
     for step in range(steps):
@@ -122,22 +120,20 @@ def train_jointly(
         gradient = torch.zeros_like(features[STUDENT])
         if seats.present:
             seen = {name: seats.chosen(t).detach() for name, t in features.items()}
-            server, found = _server_step(
-                algorithm, seen, server_optimizer, fabric, server_data, step
-            )
+            server, found = _server_step(phase, seen, step)
             gradient = seats.for_all(found * len(seats.present))
             losses += seats.for_all(_client_losses(server, len(seats.present)))
             images += features[STUDENT].shape[1]
-        _report(algorithm, observer, ready, batches, features, server, seats)
+        _report(phase, ready, batches, features, server, seats)
         rows = seats.own(gradient).split([len(group.clients) for group in groups])
         for group, part, own_rows in zip(groups, own, rows, strict=True):
-            group.step(part[STUDENT], own_rows, fabric)
+            group.step(part[STUDENT], own_rows)
             for _ in group.clients:
-                observer.client_batch_ended(step)
+                phase.observer.client_batch_ended(step)
     _log_losses(algorithm, ready, seats, losses / max(steps, 1), images)
     for client in seats.left_out:
-        observer.client_judged(client, "sent features that are not finite")
-    return [update for group in groups for update in group.updates(observer, seats.left_out)]
+        phase.observer.client_judged(client, "sent features that are not finite")
+    return list(chain.from_iterable(group.updates(seats.left_out) for group in groups))
 
 
 STUDENT = "student"
@@ -155,27 +151,21 @@ def _common_steps(fabric: Fabric, steps: list[int]) -> int:
     return numbers.pop() if numbers else 0
 
 
-def _server_step(
-    algorithm: JointAlgorithm,
-    features: State,
-    optimizer: Optimizer,
-    fabric: Fabric,
-    data: LocalData,
-    step: int,
-) -> tuple[JointStep, Tensor]:
+def _server_step(phase: JointPhase, features: State, step: int) -> tuple[JointStep, Tensor]:
     """One step of the server's part on the features of all clients.
 
     Also the gradient of the student's features.
     """
-    optimizer.zero_grad(set_to_none=True)
+    algorithm = phase.algorithm
+    phase.server_optimizer.zero_grad(set_to_none=True)
     student = features[STUDENT].requires_grad_()
-    with own_random_stream(data, "joint network", step):
-        with fabric.autocast():
+    with own_random_stream(phase.server_data, "joint network", step):
+        with phase.fabric.autocast():
             computed = _checked(algorithm, algorithm.joint_training_step(features, step))
-        fabric.backward(computed.loss)
+        phase.fabric.backward(computed.loss)
     if algorithm.gradient_clip_norm is not None:
         torch.nn.utils.clip_grad_norm_(algorithm.parameters(), algorithm.gradient_clip_norm)
-    optimizer.step()
+    phase.server_optimizer.step()
     return computed, torch.zeros_like(student) if student.grad is None else student.grad
 
 
@@ -196,8 +186,7 @@ def _checked(algorithm: JointAlgorithm, found: object) -> JointStep:
 
 
 def _report(
-    algorithm: JointAlgorithm,
-    observer: JointTrainingObserver,
+    phase: JointPhase,
     ready: Sequence[Client],
     batches: Sequence[Batch],
     features: State,
@@ -207,22 +196,23 @@ def _report(
     """Report what each of this rank's clients sent and received,
     and how its images were labelled.
     """
+    observer = phase.observer
     count = features[STUDENT].shape[1]
     for client, batch, seat in zip(ready, batches, seats.mine, strict=True):
         if seats.left_before(seat):
             continue
-        up, down = algorithm.step_sizes(client.data.party, mapped(itemgetter(seat), features))
-        observer.transfer(client.data.party, "up", up)
+        party = client.data.party
+        up, down = phase.algorithm.step_sizes(party, mapped(itemgetter(seat), features))
+        observer.transfer(party, "up", up)
         if seat not in seats.present:
             continue
-        observer.transfer(client.data.party, "down", down)
+        observer.transfer(party, "down", down)
         if server is not None and server.pseudo is not None and "index" in batch:
             row = seats.present.index(seat)
             rows = slice(row * count, (row + 1) * count)
-            with algorithm.clients.stage(client.data.party):
-                observer.images_labeled(
-                    batch["index"], PseudoLabels(*(t[rows] for t in server.pseudo))
-                )
+            own = PseudoLabels(*map(itemgetter(rows), server.pseudo))
+            with phase.algorithm.clients.stage(party):
+                observer.images_labeled(batch["index"], own)
 
 
 def _client_losses(server: JointStep, clients: int) -> Tensor:
@@ -329,92 +319,50 @@ class _Seats:
         return rows if self._mine is None else rows[self._mine]
 
 
-class _Bottoms:
+class _Bottoms(StackedClients):
     """The clients' parts of the network, for one client or for several over stacked weights.
 
     Args:
-        algorithm: Gives the features; its own weights are not used.
+        phase: What they are trained with; the algorithm gives the features.
         clients: The clients, which all make the same number of steps.
-        template: Gives the optimizer's settings.
     """
 
-    def __init__(
-        self, algorithm: JointAlgorithm, clients: Sequence[Client], template: Optimizer
-    ) -> None:
-        self.algorithm = algorithm
-        self.clients = clients
-        self.module = CallOf(algorithm, "client_features")
-        self.places = {
-            place: name
-            for place, name in places_of(algorithm).items()
-            if algorithm.at_clients(name)
-        }
-        names = {
-            id(p): name for name, p in algorithm.named_parameters() if algorithm.at_clients(name)
-        }
-        part = part_of(template, names)
-        self.order = [names[id(p)] for p in weights_of(part)]
-        theirs = list(filter(algorithm.at_clients, clients[0].received))
-        self.tensors = stacked([only(client.received, theirs) for client in clients])
+    def __init__(self, phase: JointPhase, clients: Sequence[Client]) -> None:
+        super().__init__(phase, clients, "client_features", phase.algorithm.at_clients)
         self.leaves = {name: self.tensors[name].requires_grad_() for name in self.order}
         self.rest = without(self.tensors, self.leaves)
-        self.optimizers = StackedOptimizer(
-            part, [kept_optimizer_state(algorithm, c.owner) for c in clients]
-        )
-        self.optimizer = self.optimizers.narrow([self.leaves[name] for name in self.order])
+        self.optimizer = self.optimizers.narrow([*self.leaves.values()])
 
     def features(self, batches: Sequence[Batch], step: int) -> State:
         """The features that the clients send, ``(clients, batch, ...)`` each."""
         with own_random_stream(self.clients[0].data, "joint network", step):
             if len(self.clients) == 1:
-                own = mapped(itemgetter(0), self.tensors)
-                given = placed(own, self.places)
-                alone = functional_call(self.module, given, (batches[0], step), tie_weights=False)
-                self._store(mapped(itemgetter(None), self._replaced(given, own)))
-                return mapped(itemgetter(None), alone)
-            joined = stacked(batches)
-            with StackedLayers():
-                together, replaced = vmap(
-                    self._of_one, randomness="different", in_dims=(0, 0, 0, None)
-                )(self.leaves, self.rest, joined, step)
-        self._store(replaced)
-        return together
-
-    def _of_one(self, leaves: State, rest: State, batch: Batch, step: int) -> tuple[State, State]:
-        given = placed({**leaves, **rest}, self.places)
-        features = functional_call(self.module, given, (batch, step), tie_weights=False)
-        return features, self._replaced(given, rest)
-
-    def _replaced(self, given: State, before: State) -> State:
-        """The buffers that a step has replaced by new tensors,
-        instead of changing them in place.
-        """
-        after = {name: given[f"algorithm.{name}"] for name in self.rest}
-        return {name: t.detach() for name, t in after.items() if t is not before[name]}
-
-    def _store(self, replaced: State) -> None:
+                leaves = mapped(itemgetter(0), self.leaves)
+                rest = mapped(itemgetter(0), self.rest)
+                found = self.call(leaves, rest, batches[0], step)
+                features, replaced = (mapped(itemgetter(None), part) for part in found)
+            else:
+                together = vmap(self.call, randomness="different", in_dims=(0, 0, 0, None))
+                with StackedLayers():
+                    features, replaced = together(self.leaves, self.rest, stacked(batches), step)
         for name, new in replaced.items():
-            self.rest[name].copy_(new)
+            self.rest[name].copy_(new.detach())
+        return features
 
-    def step(self, features: Tensor, gradient: Tensor, fabric: Fabric) -> None:
+    def step(self, features: Tensor, gradient: Tensor) -> None:
         """Backpropagate from the gradient of each client's features, and update its weights."""
         self.optimizer.zero_grad()
-        fabric.backward(features, gradient.to(features.dtype))
-        if self.algorithm.gradient_clip_norm is not None:
-            clip_gradients(self.leaves.values(), self.algorithm.gradient_clip_norm)
+        self.phase.fabric.backward(features, gradient.to(features.dtype))
+        if (most := self.phase.algorithm.gradient_clip_norm) is not None:
+            clip_gradients(self.leaves.values(), most)
         self.optimizer.step()
 
-    def updates(
-        self, observer: JointTrainingObserver, left_out: Sequence[int]
-    ) -> list[ClientUpdate]:
+    def updates(self, left_out: Sequence[int]) -> Iterator[ClientUpdate]:
         """The updates of the clients, except those that were excluded."""
-        updates = []
-        sent = Sent.of(self.algorithm)
+        sent = Sent.of(self.phase.algorithm)
         for row, client in enumerate(self.clients):
-            if client.data.party in left_out:
-                continue
-            tensors = mapped(itemgetter(row), self.tensors)
-            update = sent.update(tensors, client.data, client.work)
-            new = self.optimizers.state_of(row) if self.algorithm.keep_client_optimizer else {}
-            updates.append(finish(self.algorithm, client.data, update, observer, new, client.owner))
-        return updates
+            if client.data.party not in left_out:
+                tensors = mapped(itemgetter(row), self.tensors)
+                update = sent.update(tensors, client.data, client.work)
+                state = partial(self.optimizers.state_of, row)
+                yield self.phase.finish(client.data, update, state)

@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -26,33 +27,27 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.optim import Optimizer
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import copied, mapped, stacked
+from lightning_fedssl.functional.by_name import copied, mapped, only, stacked, without
 from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.functional.optimizers import weights_of
 from lightning_fedssl.functional.recorded import Recorded, Values
 from lightning_fedssl.functional.tied import places_of
 from lightning_fedssl.local_training.sequential import (
-    LocalTrainingObserver,
+    ClientPhase,
     Loop,
     LossError,
-    Sent,
     add_to_gradients,
-    finish,
-    kept_optimizer_state,
     loss_of,
     may_record,
     own_random_stream,
     recording,
-    start,
-    train_client,
 )
 from lightning_fedssl.local_training.stacked_layers import StackedLayers
-from lightning_fedssl.local_training.stacked_optimizer import StackedOptimizer
+from lightning_fedssl.local_training.stacked_optimizer import StackedOptimizer, part_of
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors, set_learning_rate
 
@@ -68,22 +63,16 @@ class Client:
         data: What it trains on.
         work: Its steps.
         received: A copy of the weights and buffers that it downloaded.
-        owner: The number under which the state of its optimizer is stored.
     """
 
     data: LocalData
     work: LocalWork
     received: State
-    owner: int
 
 
 def train_clients(
-    algorithm: FederatedAlgorithm,
+    phase: ClientPhase,
     clients: Iterable[LocalData],
-    optimizer: Optimizer,
-    fabric: Fabric,
-    observer: LocalTrainingObserver,
-    max_steps: int | None = None,
     failed: Callable[[Exception], None] | None = None,
 ) -> Iterator[ClientUpdate]:
     """Train the clients of one stack.
@@ -95,15 +84,10 @@ def train_clients(
     after sequential training; between the steps the working module holds no client's weights.
 
     Args:
-        algorithm: The working module; its weights are overwritten. ``vmap`` must accept its
-            ``training_step``.
+        phase: What they are trained with: ``vmap`` must accept the algorithm's ``training_step``,
+            and the class of the optimizer is in
+            :data:`~lightning_fedssl.local_training.stacked_optimizer.ELEMENTWISE`.
         clients: The data of each client to train.
-        optimizer: An optimizer whose class is in
-            :data:`~lightning_fedssl.local_training.stacked_optimizer.ELEMENTWISE`, for its
-            settings.
-        fabric: For the precision and the backward pass.
-        observer: Is called at every start, step and end.
-        max_steps: The largest number of steps of a client.
         failed: Called with the error of a stack that could not be trained; its clients then train
             one after another. Left out: the error is raised.
 
@@ -113,13 +97,13 @@ def train_clients(
     Raises:
         NoRoomError: The clients do not fit into the device's memory.
     """
-    ready = prepared(algorithm, clients, observer, max_steps)
+    ready = prepared(phase, clients)
     stack = None
     if len(ready) > 1 and not any(client.work.train for client in ready):
         try:
-            with room_for(len(ready), fabric), own_random_stream(ready[0].data):
-                stack = Stack(algorithm, ready, optimizer)
-                stack.train(fabric, observer)
+            with room_for(len(ready), phase.fabric), own_random_stream(ready[0].data):
+                stack = Stack(phase, ready)
+                stack.train()
         except (NoRoomError, LossError):
             raise
         except Exception as error:  # a genuine one is raised again
@@ -127,36 +111,27 @@ def train_clients(
                 raise
             failed(error)
             stack = None
+    loop = Loop(phase.algorithm, phase.optimizer, phase.fabric)
     if stack is None:
-        loop = Loop(algorithm, optimizer, fabric)
         for client in ready:
             loop.live.load(client.received)
-            yield train_client(loop, client.data, client.work, observer, client.owner)
+            yield phase.train(loop, client.data, client.work)
         return
     stack.report()
-    live = LiveTensors(algorithm)
-    sent = Sent.of(algorithm)
     for client in ready:
-        live.load(stack.tensors_of(client))
-        update = sent.update(live.model(), client.data, client.work)
-        new = stack.optimizer_state_of(client) if algorithm.keep_client_optimizer else {}
-        yield finish(algorithm, client.data, update, observer, new, client.owner)
+        loop.live.load(stack.tensors_of(client))
+        update = loop.sent.update(loop.live.model(), client.data, client.work)
+        yield phase.finish(client.data, update, partial(stack.optimizer_state_of, client))
 
 
-def prepared(
-    algorithm: FederatedAlgorithm,
-    clients: Iterable[LocalData],
-    observer: LocalTrainingObserver,
-    max_steps: int | None,
-) -> list[Client]:
+def prepared(phase: ClientPhase, clients: Iterable[LocalData]) -> list[Client]:
     """The clients that will train, with copies of their initial weights."""
-    live = LiveTensors(algorithm)
+    live = LiveTensors(phase.algorithm)
     ready = []
     for data in clients:
-        work = start(algorithm, live, data, observer, max_steps)
+        work = phase.start(live, data)
         if work.num_steps:
-            received = copied(live.model())
-            ready.append(Client(data, work, received, algorithm.state_owner(data.party)))
+            ready.append(Client(data, work, copied(live.model())))
     return ready
 
 
@@ -185,36 +160,69 @@ def room_for(number: int, fabric: Fabric) -> Iterator[None]:
         ) from error
 
 
-class Stack:
-    """Weights and buffers of several clients, ``(clients, ...)`` each, their optimizers and their
-    losses.
+class StackedClients:
+    """Weights and buffers of several clients, ``(clients, ...)`` each, and their optimizers.
 
     Args:
-        algorithm: Gives the loss; its own weights are not used.
+        phase: What they are trained with; the algorithm's own weights are not used.
         clients: The clients.
-        template: Gives the optimizer's class and settings.
+        function: The function of the algorithm that :meth:`call` calls.
+        own: Whether a client has a weight or buffer of its own.
 
     Raises:
         ValueError: The states of the clients' optimizers cannot be stacked.
     """
 
     def __init__(
-        self, algorithm: FederatedAlgorithm, clients: Sequence[Client], template: Optimizer
+        self,
+        phase: ClientPhase,
+        clients: Sequence[Client],
+        function: str,
+        own: Callable[[str], bool] = lambda name: True,
     ) -> None:
-        self.algorithm = algorithm
-        self.clients = sorted(clients, key=lambda client: -client.work.num_steps)
-        self.step_module = CallOf(algorithm, "training_step")
-        self.places = places_of(algorithm)
-        names = {id(p): name for name, p in algorithm.named_parameters()}
+        self.phase = phase
+        self.clients = clients
+        self.module = CallOf(phase.algorithm, function)
+        places = places_of(phase.algorithm)
+        self.places = {place: name for place, name in places.items() if own(name)}
+        weights = phase.algorithm.named_parameters()
+        names = {id(p): name for name, p in weights if own(name)}
+        template = part_of(phase.optimizer, names)
         self.order = [names[id(p)] for p in weights_of(template)]
-        self.trainable = [*trained_weights(algorithm)]
-        received = [client.received for client in self.clients]
-        self.tensors = stacked(received)
-        self.optimizers = StackedOptimizer(
-            template, [kept_optimizer_state(algorithm, c.owner) for c in self.clients]
-        )
+        theirs = set(filter(own, clients[0].received))
+        self.tensors = stacked([only(client.received, theirs) for client in clients])
+        kept = [phase.kept_optimizer_state(client.data.party) for client in clients]
+        self.optimizers = StackedOptimizer(template, kept)
         self.leaves: State = {}
         self.rest: State = {}
+
+    def call(self, leaves: State, rest: State, *arguments: Any) -> tuple[Any, State]:
+        """What the function returns with one client's tensors, and the buffers that it has replaced
+        by new tensors, instead of changing them in place.
+
+        Args:
+            leaves: The client's weights.
+            rest: Its other tensors.
+            arguments: Those of the function.
+        """
+        given = placed({**leaves, **rest}, self.places)
+        returned = functional_call(self.module, given, arguments, tie_weights=False)
+        after = {name: given[f"algorithm.{name}"] for name in rest}
+        return returned, {name: t for name, t in after.items() if t is not rest[name]}
+
+
+class Stack(StackedClients):
+    """Clients that train by themselves, and their losses.
+
+    Args:
+        phase: What they are trained with.
+        clients: The clients.
+    """
+
+    def __init__(self, phase: ClientPhase, clients: Sequence[Client]) -> None:
+        by_steps = sorted(clients, key=lambda client: -client.work.num_steps)
+        super().__init__(phase, by_steps, "training_step")
+        self.trainable = [*trained_weights(phase.algorithm)]
         self.logged: defaultdict[str, list[tuple[Tensor, float, list[int]]]] = defaultdict(list)
 
     def tensors_of(self, client: Client) -> State:
@@ -226,25 +234,19 @@ class Stack:
         """The state of a client's optimizer."""
         return self.optimizers.state_of(self.clients.index(client))
 
-    def train(self, fabric: Fabric, observer: LocalTrainingObserver) -> None:
-        """Train every client for its own number of steps.
-
-        Args:
-            fabric: For the precision and the backward pass.
-            observer: Is called at every step of every client.
-        """
-        self.algorithm.train()
+    def train(self) -> None:
+        """Train every client for its own number of steps."""
+        self.phase.algorithm.train()
         for width, steps in _phases([client.work.num_steps for client in self.clients]):
-            self._train(width, steps, fabric, observer)
+            self._train(width, steps)
 
-    def _train(
-        self, width: int, steps: range, fabric: Fabric, observer: LocalTrainingObserver
-    ) -> None:
+    def _train(self, width: int, steps: range) -> None:
         """Train the clients of the first rows for some steps."""
-        algorithm = self.algorithm
+        algorithm = self.phase.algorithm
+        fabric = self.phase.fabric
         works = [client.work for client in self.clients[:width]]
         self.leaves = {name: self.tensors[name][:width].requires_grad_() for name in self.trainable}
-        self.rest = {name: t[:width] for name, t in self.tensors.items() if name not in self.leaves}
+        self.rest = mapped(itemgetter(slice(width)), without(self.tensors, self.leaves))
         optimizer = self.optimizers.narrow([self.leaves[name] for name in self.order])
         corrected = self._corrected(works)
 
@@ -273,22 +275,19 @@ class Stack:
                 for of_rows, logged, weight in values:
                     self.logged[logged].append((of_rows, weight, rows))
             for _ in works:
-                observer.client_batch_ended(step)
+                self.phase.observer.client_batch_ended(step)
 
     def _corrected(self, works: Sequence[LocalWork]) -> list[tuple[Tensor, Tensor]]:
         """Pairs of weights and control variates, ``(clients, ...)`` each.
 
         0 for a client without a control variate.
         """
-        names = sorted({name for work in works for name in work.control_variate})
-        zeros = {name: torch.zeros_like(self.tensors[name][0]) for name in names}
-        return [
-            (
-                self.leaves[name],
-                torch.stack([work.control_variate.get(name, zeros[name]) for work in works]),
-            )
-            for name in names
-        ]
+        corrected = []
+        for name in sorted(set().union(*(work.control_variate for work in works))):
+            zero = torch.zeros_like(self.tensors[name][0])
+            values = [work.control_variate.get(name, zero) for work in works]
+            corrected.append((self.leaves[name], torch.stack(values)))
+        return corrected
 
     def _pass(self, rows: list[int], batch: Batch, step: int | Tensor) -> Values:
         """The losses of the clients in these rows, ``(rows,)``, and the values that they log.
@@ -301,7 +300,8 @@ class Stack:
             index: Any = slice(None)
         else:
             index = torch.tensor(rows, device=next(iter(leaves.values())).device)
-            leaves, rest = (mapped(itemgetter(index), part) for part in (leaves, rest))
+            leaves = mapped(itemgetter(index), leaves)
+            rest = mapped(itemgetter(index), rest)
         losses, values, replaced = self._losses(leaves, rest, batch, step)
         for name, new in (replaced if everyone else {**rest, **replaced}).items():
             self.rest[name][index] = new.detach()
@@ -313,31 +313,25 @@ class Stack:
         """Each client's loss ``(clients,)``, what it logs, and the buffers that the step
         replaced.
         """
+        algorithm = self.phase.algorithm
         logged: Values = []
 
         def of_one_client(
             leaves: State, rest: State, batch: Batch
         ) -> tuple[Tensor, list[Tensor], State]:
-            given = placed({**leaves, **rest}, self.places)
-            with recording(self.algorithm, logged):
-                returned = functional_call(
-                    self.step_module, given, (batch, step), tie_weights=False
-                )
-            if (loss := loss_of(returned, self.algorithm, "training_step")) is None:
+            with recording(algorithm, logged):
+                returned, replaced = self.call(leaves, rest, batch, step)
+            if (loss := loss_of(returned, algorithm, "training_step")) is None:
                 raise ValueError("training_step returned None, to skip the batch")
-            replaced = {name: given[f"algorithm.{name}"] for name in rest}
-            return (
-                loss.reshape(()),
-                [value for value, *_ in logged],
-                {name: new for name, new in replaced.items() if new is not rest[name]},
-            )
+            return loss.reshape(()), [value for value, *_ in logged], replaced
 
         with StackedLayers():
-            losses, values, replaced = vmap(of_one_client, randomness="different")(
-                leaves, rest, batch
-            )
-        names = [(name, weight) for _, name, weight in logged]
-        return losses, [(v, *of) for v, of in zip(values, names, strict=True)], replaced
+            step_of_all = vmap(of_one_client, randomness="different")
+            losses, values, replaced = step_of_all(leaves, rest, batch)
+        of_clients = [
+            (value, name, weight) for value, (_, name, weight) in zip(values, logged, strict=True)
+        ]
+        return losses, of_clients, replaced
 
     def report(self) -> None:
         """Log each client's own means of the scalars of all its steps."""
@@ -351,8 +345,8 @@ class Stack:
                     weights[row] += weight
             for client, total, weight in zip(self.clients, sums, weights, strict=True):
                 if weight:
-                    with self.algorithm.clients.stage(client.data.party):
-                        self.algorithm.log(name, total / weight, batch_size=weight)
+                    with self.phase.algorithm.clients.stage(client.data.party):
+                        self.phase.algorithm.log(name, total / weight, batch_size=weight)
 
 
 class CallOf(nn.Module):

@@ -25,6 +25,8 @@ from lightning_fedssl.functional.by_name import places, taken
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.functional.tied import tensors_of
 from lightning_fedssl.local_training import sequential
+from lightning_fedssl.local_training.sequential import ClientPhase
+from lightning_fedssl.local_training.split_learning import JointPhase
 from lightning_fedssl.local_training.step_work import step_work
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.round import Federation
@@ -131,17 +133,11 @@ class SimulatedFederation(Federation):
         """See :meth:`Federation.train_clients`."""
         trainer = self.trainer
         trainer.call("on_client_phase_start")
-        stacks = self._share(self.start_clients())
-        return self.accepted(
-            trainer.local_training.train_clients(
-                trainer.algorithm,
-                stacks,
-                trainer.client_optimizer,
-                trainer.fabric,
-                self,
-                trainer.max_steps,
-            )
+        phase = ClientPhase(
+            trainer.algorithm, trainer.client_optimizer, trainer.fabric, self, trainer.max_steps
         )
+        stacks = self._share(self.start_clients())
+        return self.accepted(trainer.local_training.train_clients(phase, stacks))
 
     def train_jointly(self) -> Iterator[ClientUpdate]:
         """See :meth:`Federation.train_jointly`."""
@@ -156,17 +152,18 @@ class SimulatedFederation(Federation):
         load_state(algorithm, algorithm.server.model())
         if not algorithm.keep_server_optimizer:
             load_optimizer_state(trainer.server_optimizer, {})
-        updates = trainer.local_training.train_jointly(
-            algorithm,
-            self._share(self.start_clients()),
-            trainer.client_optimizer,
-            trainer.server_optimizer,
-            trainer.local_data(sampling.SERVER),
-            trainer.fabric,
-            self,
-            trainer.cohort,
-            trainer.max_steps,
+        stacks = self._share(self.start_clients())
+        phase = JointPhase(
+            algorithm=algorithm,
+            optimizer=trainer.client_optimizer,
+            fabric=trainer.fabric,
+            observer=self,
+            max_steps=trainer.max_steps,
+            server_optimizer=trainer.server_optimizer,
+            server_data=trainer.local_data(sampling.SERVER),
+            cohort=trainer.cohort,
         )
+        updates = trainer.local_training.train_jointly(phase, stacks)
         self._take_working_module(lambda name: not algorithm.at_clients(name))
         return self.accepted(iter(updates))
 

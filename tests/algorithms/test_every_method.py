@@ -128,7 +128,8 @@ def test_a_client_trains_alike_alone_and_after_others(method: str) -> None:
             algorithm.clients.put(k, "control", {n: 0.01 * k * p for n, p in algorithm.server.parameters.items()})
         clients = [data.local_data(k, 1) for k in order]
         optimizer = plain_sgd(p for p in algorithm.parameters() if p.requires_grad)
-        updates = sequential.train_clients(algorithm, clients, optimizer, Fabric(accelerator="cpu"), Silent())
+        phase = sequential.ClientPhase(algorithm, optimizer, Fabric(accelerator="cpu"), Silent())
+        updates = sequential.train_clients(phase, clients)
         results.append([{n: p.clone() for n, p in {**u.parameters, **u.buffers}.items()} for u in updates][-1])
     assert_same(*results)
 

@@ -58,16 +58,17 @@ def ready(algorithm: SplitTraining, data: ToyData, double: bool = True) -> Any:
     return algorithm
 
 
-def jointly(algorithm: SplitTraining, data: ToyData, cohort: list[int], at_once: int = 1, **kwargs: Any) -> Any:
+def jointly(algorithm: SplitTraining, data: ToyData, cohort: list[int], at_once: int = 1) -> Any:
     """Stage 2 of round 1 alone; the updates of the clients, and the events that were reported."""
     hearer, fabric = Hearer(), Fabric(accelerator="cpu", devices=1)
     trainable = [p for p in algorithm.parameters() if p.requires_grad]
     of_clients, of_server = (algorithm.optimizer_factory(trainable) for _ in range(2))
-    updates = split_learning.train_jointly(
-        algorithm, sampling.equal_parts([data.local_data(c, 1, torch.float64) for c in cohort], at_once), of_clients,
-        of_server, data.local_data(sampling.SERVER, 1, torch.float64), fabric, hearer, cohort,
-        **kwargs,
+    phase = split_learning.JointPhase(
+        algorithm=algorithm, optimizer=of_clients, fabric=fabric, observer=hearer, server_optimizer=of_server,
+        server_data=data.local_data(sampling.SERVER, 1, torch.float64), cohort=cohort,
     )  # fmt: skip
+    stacks = sampling.equal_parts([data.local_data(c, 1, torch.float64) for c in cohort], at_once)
+    updates = split_learning.train_jointly(phase, stacks)
     return updates, hearer
 
 

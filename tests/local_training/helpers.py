@@ -22,6 +22,7 @@ from lightning_fedssl.data.augment.views import make_views
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.local_training import LocalTraining, sequential, vectorized
+from lightning_fedssl.local_training.sequential import ClientPhase
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.metrics.rounds import MetricCollector, Scalars
 from lightning_fedssl.models import CNN, MLP, ResNet9, WideResNet
@@ -118,6 +119,9 @@ class Federation:
         parameters = [p for p in algorithm.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(algorithm.optimizer_factory, parameters, "model.optimizer")
 
+    def phase(self, observer: Result, max_steps: int | None = None) -> ClientPhase:
+        return ClientPhase(self.algorithm, self.optimizer, self.fabric, observer, max_steps)
+
     def train(
         self,
         clients: Sequence[LocalData],
@@ -128,14 +132,14 @@ class Federation:
         """A round of sequential or stacked training, or as ``training`` chooses."""
         result, log = Result(), MetricCollector()
         self.algorithm.scalars = Scalars(log.update)
-        common = (self.optimizer, self.fabric, result, max_steps)
+        phase = self.phase(result, max_steps)
         if training is not None:
-            updates = training.train_clients(self.algorithm, [clients], *common)
+            updates = training.train_clients(phase, [clients])
         elif at_once == 1:
-            updates = sequential.train_clients(self.algorithm, clients, *common)
+            updates = sequential.train_clients(phase, clients)
         else:
             stacks = sampling.equal_parts(clients, at_once)
-            updates = chain.from_iterable(vectorized.train_clients(self.algorithm, stack, *common) for stack in stacks)
+            updates = chain.from_iterable(vectorized.train_clients(phase, stack) for stack in stacks)
         for update in updates:
             tensors = {**update.parameters, **update.buffers, **update.payload}
             result.updates[update.client] = {name: t.clone() for name, t in tensors.items()}

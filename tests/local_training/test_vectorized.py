@@ -180,9 +180,7 @@ def test_a_run_may_change_its_trainer_between_rounds(optimizer: Any) -> None:
         federation.train([first[0], first[1], first[3]], trainers[0])
         training, result = LocalTraining(5), Result()
         stacks = [second] if trainers[1] > 1 else [[client] for client in second]
-        for update in training.train_clients(
-            federation.algorithm, stacks, federation.optimizer, federation.fabric, result
-        ):
+        for update in training.train_clients(federation.phase(result), stacks):
             result.updates[update.client] = {name: t.clone() for name, t in update.parameters.items()}
         # With dampening a momentum of 0 is not a new one: such clients train one after another.
         assert bool(training.refusal) == (trainers[1] > 1 and optimizer is not SGD)
@@ -196,11 +194,12 @@ def test_a_finished_client_does_not_move_by_a_bit(optimizer: Any) -> None:
     """Weights, buffers, momentum and step count of a client with 3 steps, in a stack that makes 24."""
     long, short = clients_of((40, 4))
     federation = Federation(make(network="cnn bn", optimizer=optimizer))
-    ready = vectorized.prepared(federation.algorithm, [long, short], Result(), None)
-    stacks = [vectorized.Stack(federation.algorithm, ready, federation.optimizer) for _ in range(2)]
-    stacks[0].train(federation.fabric, Result())
+    phase = federation.phase(Result())
+    ready = vectorized.prepared(phase, [long, short])
+    stacks = [vectorized.Stack(phase, ready) for _ in range(2)]
+    stacks[0].train()
     ready[0].work = ready[0].work.limited(3)
-    stacks[1].train(federation.fabric, Result())
+    stacks[1].train()
     rows = [stack.tensors_of(ready[1]) | stack.optimizer_state_of(ready[1]) for stack in stacks]
     assert all(torch.equal(t, rows[1][name]) for name, t in rows[0].items())
     assert not all(torch.equal(t, rows[1][name]) for name, t in stacks[0].tensors_of(ready[0]).items())
