@@ -172,37 +172,19 @@ class FederatedAlgorithm(LightningModule):
             remedy = f"each party makes its own: give functools.partial(torch.optim.{name}, lr=...)"
             require(not isinstance(made, Optimizer), key, f"a {name} of a model's weights", remedy)
         self.save_hyperparameters()
-        valid_server_epochs = 0 <= server_epochs <= MOST_EPOCHS
-        require(
-            0 < client_epochs <= MOST_EPOCHS,
-            "client_epochs",
-            client_epochs,
-            "give a finite number above 0",
-        )
-        require(
-            valid_server_epochs,
-            "server_epochs",
-            server_epochs,
-            "give 0 (no server training) or more",
-        )
-        clip_is_valid = gradient_clip_norm is None or gradient_clip_norm > 0
-        require(
-            clip_is_valid,
-            "gradient_clip_norm",
-            gradient_clip_norm,
-            "give a number above 0, or null for none",
-        )
-        require(
-            init_from is not None or not init_except,
-            "init_except",
-            init_except,
-            "it needs model.init_from",
-        )
+        valid = 0 < client_epochs <= MOST_EPOCHS
+        require(valid, "client_epochs", client_epochs, "give a finite number above 0")
+        valid = 0 <= server_epochs <= MOST_EPOCHS
+        require(valid, "server_epochs", server_epochs, "give 0 (no server training) or more")
+        valid = gradient_clip_norm is None or gradient_clip_norm > 0
+        remedy = "give a number above 0, or null for none"
+        require(valid, "gradient_clip_norm", gradient_clip_norm, remedy)
+        valid = init_from is not None or not init_except
+        require(valid, "init_except", init_except, "it needs model.init_from")
         remedy = f"{type(self).__name__} {self.no_personal}: leave it out"
         require(not (personal and self.no_personal), "personal", personal, remedy)
-        vars(self)["network_factory"] = (
-            network  # Module.__setattr__ would register a built network as a layer
-        )
+        # Module.__setattr__ would register a built network as a layer.
+        vars(self)["network_factory"] = network
         self.network_factory: NetworkFactory
         self.optimizer_factory = optimizer
         self.server_optimizer_factory = server_optimizer or optimizer
@@ -214,10 +196,10 @@ class FederatedAlgorithm(LightningModule):
         self.keep_client_optimizer = keep_client_optimizer
         self.keep_server_optimizer = keep_server_optimizer
         self.init_from = init_from
-        self.init_except = [init_except] if isinstance(init_except, str) else list(init_except)
+        self.init_except = _patterns(init_except)
         self.init_head = init_head
-        self.freeze_patterns = [freeze] if isinstance(freeze, str) else list(freeze)
-        self.personal_patterns = [personal] if isinstance(personal, str) else list(personal)
+        self.freeze_patterns = _patterns(freeze)
+        self.personal_patterns = _patterns(personal)
         self.personal: Sequence[str] = ()
         self.num_classes = num_classes
         self.in_shape = in_shape
@@ -294,12 +276,9 @@ class FederatedAlgorithm(LightningModule):
         if self.init_head != "random":
             batches = map(data.plain, data.labeled.split(data.chunk))
             labels = data.labels if self.init_head == "labels" else None
-            require(
-                labels is None or isinstance(self.task, Classification),
-                "init_head",
-                self.init_head,
-                "logistic regression needs one class a sample; give random or zero",
-            )
+            fits = labels is None or isinstance(self.task, Classification)
+            remedy = "logistic regression needs one class a sample; give random or zero"
+            require(fits, "init_head", self.init_head, remedy)
             start_head(self.network, self.num_classes or 1, batches, labels)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -322,12 +301,10 @@ class FederatedAlgorithm(LightningModule):
             client: The client.
             received: Its broadcast.
         """
-        held = (
-            self.server.parameters
-            if self.server.last_broadcast_version == self.server.version
-            else {}
-        )
-        return sizes_of({name: t for name, t in received.items() if held.get(name) is not t})
+        if self.server.last_broadcast_version == self.server.version:
+            held = self.server.parameters
+            received = {name: t for name, t in received.items() if held.get(name) is not t}
+        return sizes_of(received)
 
     def upload_sizes(self, update: ClientUpdate) -> Sizes:
         """Bytes of each tensor of a client's upload,
@@ -502,29 +479,26 @@ class FederatedAlgorithm(LightningModule):
         """
         if self.scalars.receiver is None:
             super().log(name, value, *args, **kwargs)
-        else:
-            if isinstance(value, Tensor) and value.numel() != 1:
-                raise ValueError(
-                    f"{type(self).__name__}.log: the value of {name} is a tensor of shape "
-                    f"{tuple(value.shape)}: log "
-                    "one number, such as its mean"
-                )
-            weight = kwargs.get("batch_size")
-            self.scalars.receiver(name, value, 1 if weight is None else weight)
+            return
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ValueError(
+                f"{type(self).__name__}.log: the value of {name} is a tensor of shape "
+                f"{tuple(value.shape)}: log one number, such as its mean"
+            )
+        weight = kwargs.get("batch_size")
+        self.scalars.receiver(name, value, 1 if weight is None else weight)
 
     def uploaded_buffers(self) -> list[str]:
         """Names of the floating buffers that clients upload for the average: none of static or
         frozen batch norms.
         """
-        static = {
-            name for name, module in self.named_modules() if isinstance(module, StaticBatchNorm2d)
-        }
-        shared = self.server.buffers
-        return [
-            n
-            for n, t in shared.items()
-            if t.is_floating_point() and n.rpartition(".")[0] not in static
-        ]
+        modules = dict(self.named_modules())
+        names = []
+        for name, t in self.server.buffers.items():
+            layer = modules[name.rpartition(".")[0]]
+            if t.is_floating_point() and not isinstance(layer, StaticBatchNorm2d):
+                names.append(name)
+        return names
 
 
 class JointStep(NamedTuple):
@@ -586,10 +560,12 @@ class JointAlgorithm(FederatedAlgorithm):
             client: The client.
             features: What it uploaded, ``(batch, ...)`` each.
         """
-        sizes = sizes_of(features)
-        return {f"{name} features": size for name, size in sizes.items()}, {
-            "feature gradients": sizes["student"]
-        }
+        up = {f"{name} features": size for name, size in sizes_of(features).items()}
+        return up, {"feature gradients": up["student features"]}
+
+
+def _patterns(given: Sequence[str] | str) -> list[str]:
+    return [given] if isinstance(given, str) else list(given)
 
 
 def require(valid: bool, key: str, value: object, remedy: str) -> None:

@@ -59,6 +59,7 @@ from lightning_fedssl.functional.averaging import State, Sums, WeightedSum
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.by_name import taken
 from lightning_fedssl.functional.frozen import trained_weights
+from lightning_fedssl.functional.losses import added
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_work import LocalWork, labeled_work, side_by_side, unlabeled_work
 from lightning_fedssl.state import Batch, ClientUpdate
@@ -217,7 +218,7 @@ class FedRGD(SlotAlgorithm):
             trained = logits["x_strong" if "x_strong" in logits else "x_weak"]
             losses.append(self.consistency_weight * self.task.consistency_loss(trained, pseudo))
             self.log("client/mask_rate", pseudo.mask.double().mean(), batch_size=len(pseudo.mask))
-        return sum(losses[1:], start=losses[0])
+        return added(losses)
 
     def _labels_in_evaluation(self, batch: Batch) -> PseudoLabels | None:
         """Labels of the weak views in evaluation mode."""
@@ -257,14 +258,11 @@ class FedRGD(SlotAlgorithm):
         random_start = draw.permutation(self.group_of_slot).tolist()
         self.group_of_slot = draw.permutation(self.group_of_slot).tolist()
         before = self.server.extra.get(_GROUP_OF_USER, {})
-        self.start_of_slot = [
-            int(before.get(str(client), random_start[slot]))
-            for client, slot in self.slot_of.items()
-        ]
-        self.server.extra[_GROUP_OF_USER] = {
-            str(client): torch.tensor(self.group_of_slot[slot])
-            for client, slot in self.slot_of.items()
-        }
+        self.start_of_slot = []
+        now = self.server.extra[_GROUP_OF_USER] = {}
+        for client, slot in self.slot_of.items():
+            self.start_of_slot.append(int(before.get(str(client), random_start[slot])))
+            now[str(client)] = torch.tensor(self.group_of_slot[slot])
 
     def train_servers(self, federation: Federation) -> None:
         """Train w_s: one for all groups, or one for each.
@@ -299,14 +297,13 @@ class FedRGD(SlotAlgorithm):
             total = sums[f"group {group}"]
             if self._servers:
                 server = self._servers[group % len(self._servers)]
-                total.add({name: server[name] for name in summed}, self.server_votes)
+                total.add(taken(server, summed), self.server_votes)
             mean = self.server.extra[f"group {group}"] = {**known, **(total.mean() or {})}
             average.add(taken(mean, summed))
         new = average.mean() or {}
-        buffers = {name: new.pop(name) for name in list(new) if name in self.server.buffers}
         if not self._servers and self.bn_buffers == "slot":
-            buffers = self.clients.get(0, "buffers")
-        self.server.update(new, buffers)
+            new |= self.clients.get(0, "buffers")
+        self.server.replace(new)
 
     def _averaged_names(self) -> list[str]:
         weights = [*trained_weights(self)]

@@ -44,7 +44,7 @@ from lightning_fedssl.algorithms.fixmatch import FixMatch
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import evaluating
-from lightning_fedssl.functional.by_name import below, unprefixed
+from lightning_fedssl.functional.by_name import below, unprefixed, without
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label, skew_of
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models.teacher import Teacher
@@ -142,7 +142,7 @@ class FedSwitch(FixMatch):
 
     def broadcast(self, client: int) -> State:
         """The student; the teacher is an extra download of the clients that need it."""
-        return {name: t for name, t in self.server.model().items() if not name.startswith(_TEACHER)}
+        return without(self.server.model(), self.global_teacher())
 
     def evaluated_model(self) -> State:
         """The global teacher under the names of the network."""
@@ -161,15 +161,12 @@ class FedSwitch(FixMatch):
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Choose the model that labels. It is stated by the name of the weak views in the batch."""
         work = super().on_client_start(data)
-        if not work.num_steps:
-            return work
-        if not self.prefers_teacher(data):
+        if not work.num_steps or not self.prefers_teacher(data):
             return work
 
         def batch(step: int) -> Batch:
-            return {
-                "x_teacher" if name == "x_weak" else name: t for name, t in work.batch(step).items()
-            }
+            views = dict(work.batch(step))
+            return {"x_teacher": views.pop("x_weak"), **views}
 
         return replace(work, batch=batch, extra_download=self.global_teacher())
 

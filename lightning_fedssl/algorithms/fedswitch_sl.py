@@ -30,7 +30,7 @@ from lightning_fedssl.algorithms.common.split_learning import SplitTraining
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State, sizes_of
 from lightning_fedssl.functional.batch_norm import evaluating
-from lightning_fedssl.functional.by_name import below, without
+from lightning_fedssl.functional.by_name import below, paired, without
 from lightning_fedssl.functional.losses import consistency_losses
 from lightning_fedssl.functional.pseudo_labels import pseudo_label, skew_of
 from lightning_fedssl.functional.tied import call_with, tensors_of
@@ -69,11 +69,8 @@ class FedSwitchSL(SplitTraining):
 
     def broadcast(self, client: int) -> State:
         """The student's bottom; the teacher's is downloaded later if the decision requires it."""
-        return {
-            name: t
-            for name, t in super().broadcast(client).items()
-            if not name.startswith("teacher.")
-        }
+        bottoms = super().broadcast(client)
+        return without(bottoms, below("teacher.", bottoms))
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Decide which model labels the client's images; the working module holds the broadcast."""
@@ -85,9 +82,8 @@ class FedSwitchSL(SplitTraining):
         self.log("client/prediction_skew", skew)
         self.log("client/teacher_share", float(by_teacher))
         if by_teacher:
-            bottoms = super().broadcast(data.party)
-            sizes = sizes_of(below("teacher.", bottoms))
-            self.federation.transfer(data.party, "down", sizes)
+            teacher = below("teacher.", super().broadcast(data.party))
+            self.federation.transfer(data.party, "down", sizes_of(teacher))
         flags = torch.full(
             (data.batch_size,), float(by_teacher), dtype=data.dtype, device=data.images.device
         )
@@ -97,12 +93,9 @@ class FedSwitchSL(SplitTraining):
         """D of a client's images, computed with the working module, in nats."""
         order = data.permutation(len(data.unlabeled), "decision")[:_DECISION_IMAGES]
         with evaluating(self.network):
-            features = [
-                self.network.bottom(data.plain(part)) for part in data.unlabeled[order].split(256)
-            ]
-            size = sum(part.nbytes for part in features)
-            self.federation.transfer(data.party, "up", {"decision features": size})
-            return skew_of(torch.cat(list(map(self.network.top, features))))
+            features = self.network.bottom(data.plain(data.unlabeled[order]))
+            self.federation.transfer(data.party, "up", {"decision features": features.nbytes})
+            return skew_of(self.network.top(features))
 
     @torch.no_grad()
     def teacher_features(self, batch: Batch) -> Tensor:
@@ -110,12 +103,12 @@ class FedSwitchSL(SplitTraining):
         labels.
         """
         own = self.teacher_bottom
-        student = self.network.bottom
         by_teacher = batch["by_teacher"][0] > 0
-        others = tensors_of(student)
-        source = {
-            name: torch.where(by_teacher, t, others[name]) for name, t in tensors_of(own).items()
-        }
+        source = paired(
+            lambda teacher, student: torch.where(by_teacher, teacher, student),
+            tensors_of(own),
+            tensors_of(self.network.bottom),
+        )
         features: Tensor = call_with(own, source, batch["x_weak"])
         return features
 

@@ -37,6 +37,7 @@ from lightning_fedssl.algorithms.fedavg import FedAvg
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.batch_norm import evaluating
+from lightning_fedssl.functional.losses import added
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_work import LocalWork, labeled_work, side_by_side, unlabeled_work
 from lightning_fedssl.state import Batch
@@ -123,19 +124,16 @@ class FixMatch(FedAvg):
         term.
         """
         pseudo = self.label_batch(batch)
-        logits = logits_of_views(
-            self, batch, ("x", "x_strong") if pseudo else ("x", "x_weak", "x_strong")
-        )
-        terms = (
-            [self.labeled_weight * self.labeled_loss(logits["x"], batch["y"])]
-            if "x" in logits
-            else []
-        )
+        names = ("x", "x_strong") if pseudo else ("x", "x_weak", "x_strong")
+        logits = logits_of_views(self, batch, names)
+        terms = []
+        if "x" in logits:
+            terms.append(self.labeled_weight * self.labeled_loss(logits["x"], batch["y"]))
         if "x_strong" in logits:
             pseudo = pseudo or self.label(logits["x_weak"].detach(), batch["x_weak"])
             terms.append(self.unlabeled_weight * self.unlabeled_loss(logits["x_strong"], pseudo))
             self.log("client/mask_rate", pseudo.mask.double().mean(), batch_size=len(pseudo.mask))
-        return self.with_proximal_term(sum(terms[1:], start=terms[0]))
+        return self.with_proximal_term(added(terms))
 
     def labeled_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss of labelled images at clients and server, before lambda_s: the task's.

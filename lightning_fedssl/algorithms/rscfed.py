@@ -42,7 +42,7 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import State, Sums, WeightedSum
-from lightning_fedssl.functional.by_name import copied
+from lightning_fedssl.functional.by_name import copied, mapped, paired
 from lightning_fedssl.functional.frozen import tensors_that_change
 from lightning_fedssl.functional.tied import tensors_of
 from lightning_fedssl.local_work import LocalWork, epochs_of, labeled_work
@@ -149,10 +149,11 @@ class RSCFed(FederatedAlgorithm):
             weight = torch.full_like(
                 rows, self.unlabeled_weight / data.batch_size, dtype=data.dtype
             )
-            views = {
-                name: data.weak(images, name, visits=visits) for name in ("x_teacher", "x_student")
+            return {
+                "x_teacher": data.weak(images, "x_teacher", visits=visits),
+                "x_student": data.weak(images, "x_student", visits=visits),
+                "weight": weight,
             }
-            return {**views, "weight": weight}
 
         count = len(data.unlabeled)
         order = partial(data.permutation, count, "order")
@@ -168,9 +169,8 @@ class RSCFed(FederatedAlgorithm):
         if batch_idx:
             self.teacher_follows()
         with torch.no_grad():
-            target = torch.softmax(
-                self.teacher["network"](batch["x_teacher"]) / self.temperature, dim=-1
-            )
+            logits = self.teacher["network"](batch["x_teacher"])
+            target = torch.softmax(logits / self.temperature, dim=-1)
         distance = (self(batch["x_student"]).softmax(dim=-1) - target).square().sum(dim=-1)
         loss: Tensor = (batch["weight"] * distance).sum()
         return loss
@@ -193,20 +193,15 @@ class RSCFed(FederatedAlgorithm):
         """Store an unlabelled client's teacher, which has followed the last step, too."""
         if not update.payload:
             self.teacher_follows()
-            self.clients.put(
-                update.client,
-                "teacher",
-                copied(tensors_of(self.teacher)),
-            )
+            self.clients.put(update.client, "teacher", copied(tensors_of(self.teacher)))
         return update
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
         """The sub-consensus of the drawn clients, whose models are all in memory: they are weighed
         twice.
         """
-        drawn = [
-            update.to(self.teacher.get_buffer("steps").device, copy=True) for update in updates
-        ]
+        device = self.teacher.get_buffer("steps").device
+        drawn = [update.to(device, copy=True) for update in updates]
         models = [update.model() for update in drawn]
         total = WeightedSum()
         for model, weight in zip(models, self.consensus_weights(drawn, models), strict=True):
@@ -233,27 +228,22 @@ class RSCFed(FederatedAlgorithm):
         for model, weight in zip(models, (images * factor).tolist(), strict=True):
             first.add(model, weight)
         mean = first.mean() or {}
-        norms = [
-            sum(float((model[name] - t).norm()) for name, t in mean.items()) for model in models
-        ]
-        scale = (
-            self.labeled_distance_scale
-            if any(update.payload for update in drawn)
-            else self.distance_scale
-        )
-        exponents = -scale * torch.tensor(norms, dtype=torch.float64) / images
+        norms = torch.zeros_like(images)
+        for place, model in enumerate(models):
+            norms[place] = sum(float((model[name] - t).norm()) for name, t in mean.items())
+        has_labels = any(update.payload for update in drawn)
+        scale = self.labeled_distance_scale if has_labels else self.distance_scale
+        exponents = -scale * norms / images
         return torch.softmax(exponents + (images * factor.square()).log(), dim=0).tolist()
 
     def aggregate(self, sums: Sums) -> None:
         """Collect the sub-consensus model; after M rounds their mean is the global model."""
         collected = self.server.extra.get("sub_consensus", {})
         if (mean := sums["model"].mean()) is not None:
-            count = collected.get("count", torch.zeros(()))
-            collected = {n: t + collected[n] if n in collected else t for n, t in mean.items()} | {
-                "count": count + 1
-            }
+            mean["count"] = torch.ones(())
+            collected = paired(torch.add, mean, collected) if collected else mean
         if self.current_round.index % self.sub_consensus == 0 and collected:
             count = collected.pop("count")
-            self.server.replace({name: t / count.to(t) for name, t in collected.items()})
+            self.server.replace(mapped(lambda t: t / count.to(t), collected))
             collected = {}
         self.server.extra["sub_consensus"] = collected

@@ -124,14 +124,12 @@ def average_moments(measured: dict[str, list[Moments]]) -> Statistics:
             "take all images of "
             "server and clients (StaticBatchNorm, source: moments)."
         )
-    return {
-        name: (
-            _stack(part.mean for part in parts).mean(0),
-            _stack(part.variance for part in parts).mean(0),
-        )
-        for name, parts in measured.items()
-        if parts
-    }
+    found = {}
+    for name, parts in measured.items():
+        if parts:
+            means, variances = _stacked(parts)
+            found[name] = means.mean(0), variances.mean(0)
+    return found
 
 
 def measuring_batches(indices: Tensor, batch_size: int) -> list[Tensor]:
@@ -161,7 +159,8 @@ def local_moments(network: nn.Module, batches: Iterable[Tensor]) -> LayerMoments
     Raises:
         ValueError: A batch has only one value per channel at a layer.
     """
-    return _combine_all(batch_moments(network, batches))
+    measured = batch_moments(network, batches)
+    return {name: _combine(parts) for name, parts in measured.items() if parts}
 
 
 def combine_moments(parties: Iterable[LayerMoments]) -> LayerMoments:
@@ -269,24 +268,19 @@ def _normalise(layer: _BatchNorm, name: str, measured: Values, x: Tensor) -> Ten
     return out
 
 
-def _combine_all(measured: dict[str, list[Moments]]) -> LayerMoments:
-    return {name: _combine(parts) for name, parts in measured.items() if parts}
-
-
 def _combine(parts: Sequence[Moments]) -> Moments:
     """The moments of all values together, in two passes to avoid cancellation."""
-    means = _stack(part.mean for part in parts)
-    variances = _stack(part.variance for part in parts)
-    numbers = torch.tensor([part.count for part in parts], dtype=means.dtype)
-    counts = numbers.to(means.device, non_blocking=True)[:, None]
-    total = sum(part.count for part in parts)
+    means, variances = _stacked(parts)
+    numbers = [part.count for part in parts]
+    total = sum(numbers)
+    counts = torch.tensor(numbers, dtype=means.dtype).to(means.device, non_blocking=True)[:, None]
     mean = (counts * means).sum(0) / total
     squares = ((counts - 1) * variances + counts * (means - mean) ** 2).sum(0)
     return Moments(total, mean, squares / (total - 1))
 
 
-def _stack(tensors: Iterable[Tensor]) -> Tensor:
-    stacked = torch.stack(list(tensors))
-    return (
-        stacked.float() if stacked.device.type == "mps" else stacked.double()
-    )  # Apple's GPUs have no float64
+def _stacked(parts: Sequence[Moments]) -> tuple[Tensor, Tensor]:
+    """The means and the variances, ``(parts, channels)`` each, in float64."""
+    wide = torch.float32 if parts[0].mean.device.type == "mps" else torch.float64  # Apple has none
+    means = torch.stack([part.mean for part in parts]).to(wide)
+    return means, torch.stack([part.variance for part in parts]).to(wide)

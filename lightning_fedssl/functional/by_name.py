@@ -47,8 +47,8 @@ def prefixed(prefix: str, values: Mapping[str, Value]) -> dict[str, Value]:
     return {f"{prefix}{name}": value for name, value in values.items()}
 
 
-def below(prefix: str, values: Mapping[str, Value]) -> dict[str, Value]:
-    """Those whose names begin with a prefix."""
+def below(prefix: str | tuple[str, ...], values: Mapping[str, Value]) -> dict[str, Value]:
+    """Those whose names begin with a prefix, or with one of several."""
     return {name: value for name, value in values.items() if name.startswith(prefix)}
 
 

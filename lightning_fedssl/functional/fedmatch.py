@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.losses import added
 
 
 def helper_divergence(logits: Tensor, helpers: Tensor, mask: Tensor) -> Tensor:
@@ -42,7 +43,7 @@ def decomposition_penalty(sigma: State, psi: State, l1_weight: float, l2_weight:
     for name, own in psi.items():
         distance = (sigma[name] - own).square().sum()
         terms.append(l1_weight * own.abs().sum() + l2_weight * distance)
-    return sum(terms[1:], start=terms[0])
+    return added(terms)
 
 
 def nearest_clients(client: int, embeddings: Mapping[int, Tensor], count: int) -> list[int]:

@@ -109,17 +109,15 @@ def freeze(network: nn.Module, patterns: Sequence[str], key: str = "freeze") -> 
     for path, layer in list(network.named_modules()):
         prefix = f"{path}." if path else ""
         weights = dict(layer.named_parameters(recurse=False))
-        own = [
-            name
-            for name, w in weights.items()
-            if first[f"{prefix}{name}"] in chosen or not w.requires_grad
-        ]
-        for name in own:
-            weights[name].requires_grad_(False)
+        own = []
+        for name, weight in weights.items():
+            if first[prefix + name] in chosen or not weight.requires_grad:
+                weight.requires_grad_(False)
+                own.append(name)
         buffers = dict(layer.named_buffers(recurse=False))
         everything = len(own) == len(weights)
         if not weights:
-            everything = all(first[f"{prefix}{name}"] in chosen for name in buffers)
+            everything = all(first[prefix + name] in chosen for name in buffers)
         if everything and getattr(layer, "running_mean", None) is not None:
             own += buffers
             layer.register_forward_pre_hook(_evaluate)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
+
+
+def added(terms: Sequence[Tensor]) -> Tensor:
+    """The sum of one or several losses."""
+    return reduce(torch.add, terms)
 
 
 def masked_cross_entropy(logits: Tensor, target: Tensor, mask: Tensor) -> Tensor:

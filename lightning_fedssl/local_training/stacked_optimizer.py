@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
+from itertools import islice
 from typing import Any, cast
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.by_name import copied, mapped
 from lightning_fedssl.functional.optimizers import weights_of
 from lightning_fedssl.state import load_optimizer_state, optimizer_state
 
@@ -58,9 +60,7 @@ class StackedOptimizer:
         """
         self._finish(len(leaves[0]))
         self.optimizer = like(self.template, leaves)
-        load_optimizer_state(
-            self.optimizer, {k: v[: self.width] if v.dim() else v for k, v in self.state.items()}
-        )
+        load_optimizer_state(self.optimizer, _rows(self.state, slice(self.width)))
         return self.optimizer
 
     def state_of(self, row: int) -> State:
@@ -73,10 +73,13 @@ class StackedOptimizer:
         if self.optimizer is not None:
             self.state = optimizer_state(self.optimizer)
         for row in range(width, self.width):
-            self.finished[row] = {
-                k: (v[row] if v.dim() else v).clone() for k, v in self.state.items()
-            }
+            self.finished[row] = copied(_rows(self.state, row))
         self.width = min(width, self.width)
+
+
+def _rows(state: State, rows: int | slice) -> State:
+    """Those rows of a stacked state; what has none, such as a count of steps, is everybody's."""
+    return mapped(lambda t: t[rows] if t.dim() else t, state)
 
 
 def _stacked(template: Optimizer, kept: Sequence[State]) -> State:
@@ -86,7 +89,9 @@ def _stacked(template: Optimizer, kept: Sequence[State]) -> State:
             "a weight has no dimensions, so its momentum cannot be distinguished from a count of "
             "steps"
         )
-    known = {name: value for state in kept for name, value in state.items()}
+    known: State = {}
+    for state in kept:
+        known |= state
     # Only without dampening is the first step of SGD the step from a momentum of 0.
     fills = isinstance(template, torch.optim.SGD) and not any(
         group["dampening"] for group in template.param_groups
@@ -106,12 +111,7 @@ def _stacked(template: Optimizer, kept: Sequence[State]) -> State:
 def like(template: Optimizer, tensors: Sequence[Tensor]) -> Optimizer:
     """An optimizer of the same class and settings over other tensors, without a state."""
     remaining = iter(tensors)
-    groups = [
-        {**group, "params": [next(remaining) for _ in group["params"]]}
-        for group in template.param_groups
-    ]
-    kind: Any = type(template)
-    return cast(Optimizer, kind(groups))
+    return _remade(template, lambda weights: list(islice(remaining, len(weights))))
 
 
 def part_of(template: Optimizer, kept: Container[int]) -> Optimizer:
@@ -121,9 +121,14 @@ def part_of(template: Optimizer, kept: Container[int]) -> Optimizer:
         template: The optimizer.
         kept: The ``id`` of each weight that remains.
     """
-    groups = [
-        {**group, "params": [p for p in group["params"] if id(p) in kept]}
-        for group in template.param_groups
-    ]
+    return _remade(template, lambda weights: [p for p in weights if id(p) in kept])
+
+
+def _remade(template: Optimizer, of_group: Callable[[list[Tensor]], list[Tensor]]) -> Optimizer:
+    """An optimizer of the same class and settings, with other weights in each group."""
+    groups = []
+    for group in template.param_groups:
+        if weights := of_group(group["params"]):
+            groups.append({**group, "params": weights})
     kind: Any = type(template)
-    return cast(Optimizer, kind([group for group in groups if group["params"]]))
+    return cast(Optimizer, kind(groups))

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.by_name import mapped
+from lightning_fedssl.functional.losses import added
 from lightning_fedssl.functional.tied import places_of, tensors_of
 from lightning_fedssl.local_training.sequential import own_random_stream, recording
 from lightning_fedssl.local_training.vectorized import CallOf, placed
@@ -73,6 +74,6 @@ def _operations(
         outputs = found.values() if isinstance(found, Mapping) else [found]
         sums = [t.sum() for t in outputs if isinstance(t, Tensor) and t.requires_grad]
         if sums:
-            fabric.backward(sum(sums[1:], start=sums[0]))
+            fabric.backward(added(sums))
     operations: int = counted.get_total_flops()
     return operations

@@ -8,6 +8,7 @@ import difflib
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
 
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
@@ -78,11 +79,11 @@ def usable(callbacks: Sequence[Callback]) -> list[Callback]:
     """
     chosen = []
     for callback in callbacks:
-        name = type(callback).__name__
-        if replacement := next(
-            (t for c, t in REPLACED_LIGHTNING_CALLBACKS.items() if isinstance(callback, c)), None
-        ):
-            _log.warning("trainer.callbacks: %s is left out: %s", name, replacement)
+        for replaced, replacement in REPLACED_LIGHTNING_CALLBACKS.items():
+            if isinstance(callback, replaced):
+                name = type(callback).__name__
+                _log.warning("trainer.callbacks: %s is left out: %s", name, replacement)
+                break
         else:
             chosen.append(callback)
     refuse_unsupported(chosen)
@@ -162,22 +163,22 @@ def _check_hooks(callback: Callback) -> None:
     """Refuse a hook that is misspelt; warn of Lightning's hooks that are never called here."""
     mine = type(callback).__name__
     base = UpdateRule if isinstance(callback, UpdateRule) else FederatedCallback
-    for name in (name for name in dir(type(callback)) if name.startswith("on_")):
+    for name in hooks_of(type(callback)):
         if not hasattr(base, name):
-            meant = difflib.get_close_matches(
-                name, [n for n in dir(base) if n.startswith("on_")], 1
-            )
-            hint = (
-                f"; did you mean {meant[0]}?"
-                if meant
-                else "; see lightning_fedssl.callback for those there are"
-            )
+            hint = "; see lightning_fedssl.callback for those there are"
+            for meant in difflib.get_close_matches(name, hooks_of(base), 1):
+                hint = f"; did you mean {meant}?"
             raise ValueError(
                 f"trainer.callbacks: {mine} has a method {name}, and there is no hook of that "
                 f"name{hint}"
             )
         if name not in LIGHTNING_HOOKS and hasattr(Callback, name) and overrides(callback, name):
             _log.warning("callback %s overrides %s, which a federated run never calls", mine, name)
+
+
+def hooks_of(kind: type) -> list[str]:
+    """The names of the hooks that a class of callbacks has."""
+    return [name for name in dir(kind) if name.startswith("on_")]
 
 
 def overrides(callback: Callback, hook: str) -> bool:
@@ -202,8 +203,9 @@ def choose(*groups: Iterable[Callback]) -> list[Callback]:
     Args:
         groups: E.g. the user's callbacks, those that the algorithm needs, and the defaults.
     """
-    chosen = list(groups[0])
-    for callback in (callback for group in groups[1:] for callback in group):
+    first, *others = groups
+    chosen = list(first)
+    for callback in chain.from_iterable(others):
         if not any(isinstance(other, type(callback)) for other in chosen):
             chosen.append(callback)
     return sorted(chosen, key=lambda callback: isinstance(callback, WRITERS))

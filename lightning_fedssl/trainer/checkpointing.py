@@ -18,7 +18,7 @@ from lightning_fedssl import export
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.export import describe_model
 from lightning_fedssl.export.description import Description, describe_data
-from lightning_fedssl.functional.by_name import mapped, only, prefixed, without
+from lightning_fedssl.functional.by_name import below, mapped, only, prefixed, without
 from lightning_fedssl.metrics.rounds import Metrics
 from lightning_fedssl.round import Round
 from lightning_fedssl.run import Run
@@ -229,11 +229,9 @@ def load_model(trainer: Run, path: Path) -> checkpoint_file.Checkpoint:
     state = loaded["federation"]
     expected = mapped(attrgetter("shape"), server.model())
     found = mapped(attrgetter("shape"), {**state["parameters"], **state["buffers"]})
-    if wrong := sorted(
-        n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n)
-    ):
+    if wrong := expected.items() ^ found.items():
         raise ValueError(
-            f"ckpt_path: {path} holds another network: {wrong[0]} does not fit; "
+            f"ckpt_path: {path} holds another network: {min(wrong)[0]} does not fit; "
             "use the config.yaml of the checkpoint's run folder"
         )
     server.update(state["parameters"], state["buffers"])
@@ -377,9 +375,9 @@ def resume(trainer: Run, path: Path) -> int:
     trainer.algorithm.clients.load_state_dict(state["clients"])
     trainer.algorithm.clients.files.update(state["states"])
     # The test of a run that had finished is not a test of the longer run.
-    kept = {k: v for k, v in loaded["metrics"].items() if not k.startswith(_OF_END)}
-    known = loaded["model"]["metric_rounds"]
-    evaluated = without(known, ["test"])
+    metrics = loaded["metrics"]
+    kept = without(metrics, below(_OF_END, metrics))
+    evaluated = without(loaded["model"]["metric_rounds"], ["test"])
     trainer.restore(kept, evaluated, loaded["total_bytes"])
     return int(loaded["round"])
 
@@ -399,17 +397,14 @@ def continue_curves(trainer: Run, path: Path) -> None:
         or earlier.parent.resolve() == Path(trainer.log_dir).resolve()
     ):
         return
-    whole_rows = earlier.read_text(encoding="utf-8").rpartition("\n")[
-        0
-    ]  # a killed process may have cut the last one
+    # A killed process may have cut the last one.
+    whole_rows = earlier.read_text(encoding="utf-8").rpartition("\n")[0]
     for row in csv.DictReader(whole_rows.splitlines()):
-        scalars = {
-            k: float(v)
-            for k, v in row.items()
-            if v and k not in ("step", "epoch") and not k.startswith(_OF_END)
-        }
-        if scalars and int(row["step"]) <= trainer.round_index:
-            trainer.folder.log_metrics(scalars, int(row["step"]))
+        step = int(row["step"])
+        left_out = {"step", "epoch", *below(_OF_END, row)}
+        scalars = {k: float(v) for k, v in row.items() if v and k not in left_out}
+        if scalars and step <= trainer.round_index:
+            trainer.folder.log_metrics(scalars, step)
 
 
 def _check_settings(trainer: Run, loaded: checkpoint_file.Checkpoint, path: Path) -> None:

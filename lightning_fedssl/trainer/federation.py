@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from lightning_fedssl.functional.batch_norm import (
     local_moments,
     measuring_batches,
 )
-from lightning_fedssl.functional.by_name import places, taken
+from lightning_fedssl.functional.by_name import mapped, places, taken
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.functional.tied import tensors_of
 from lightning_fedssl.local_training import sequential
@@ -93,10 +94,8 @@ class SimulatedFederation(Federation):
     ) -> Iterator[tuple[int, LayerMoments]]:
         """See :meth:`Federation.moments`."""
         for party in parties:
-            yield (
-                party,
-                measure_moments(self.trainer.algorithm, self.trainer.local_data(party), batch_size),
-            )
+            data = self.trainer.local_data(party)
+            yield party, measure_moments(self.trainer.algorithm, data, batch_size)
 
     def validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """See :meth:`Federation.validation_batches`."""
@@ -187,9 +186,8 @@ class SimulatedFederation(Federation):
         absent = self.participation.start(self.trainer.cohort)
         for client in absent[fabric.global_rank :: fabric.world_size]:
             with algorithm.clients.stage(client):
-                self.transfer(
-                    client, "down", algorithm.download_sizes(client, algorithm.broadcast(client))
-                )
+                sizes = algorithm.download_sizes(client, algorithm.broadcast(client))
+                self.transfer(client, "down", sizes)
             algorithm.clients.discard(client)
         return self.participation.present
 
@@ -281,10 +279,8 @@ class SimulatedFederation(Federation):
         trainer = self.trainer
         fabric = self.trainer.fabric
         stacks = trainer.local_training.stacks(present, fabric.device)
-        share = sampling.share_out(stacks, self._client_sizes, fabric.world_size)[
-            fabric.global_rank
-        ]
-        return [list(map(self._data_of, stack)) for stack in share]
+        shares = sampling.share_out(stacks, self._client_sizes, fabric.world_size)
+        return [list(map(self._data_of, stack)) for stack in shares[fabric.global_rank]]
 
     def _data_of(self, client: int) -> LocalData:
         """The data of a client as it trains on them: an attacker may have changed its own."""
@@ -315,9 +311,8 @@ class SimulatedFederation(Federation):
             outcomes |= of_rank
             reasons |= why
         place = places(self.trainer.cohort)
-        return sorted(
-            (arrival for part in parts for arrival in part[0]), key=lambda a: place[a.update.client]
-        )
+        everyone = chain.from_iterable(arrivals for arrivals, *_ in parts)
+        return sorted(everyone, key=lambda arrival: place[arrival.update.client])
 
     def client_judged(self, client: int, reason: str | None) -> None:
         """A client's update is accepted (no reason) or rejected.
@@ -393,7 +388,8 @@ class SimulatedFederation(Federation):
         model.
         """
         server = self.trainer.algorithm.server
-        trained = {n: t.detach() for n, t in tensors_of(self.trainer.algorithm).items() if which(n)}
+        tensors = tensors_of(self.trainer.algorithm)
+        trained = mapped(Tensor.detach, taken(tensors, filter(which, tensors)))
         server.update(
             taken(trained, server.parameters),
             taken(trained, server.buffers),

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import Timer
@@ -110,11 +111,11 @@ def had_ended(trainer: Run) -> bool:
 
     Lightning's ``EarlyStopping`` does not; it would train another round.
     """
-    stopping = [callback for callback in trainer.callbacks if isinstance(callback, EarlyStopping)]
-    early = any(
-        callback.stopping_reason != EarlyStoppingReason.NOT_STOPPED for callback in stopping
-    )
-    ended = any(trainer.gather(trainer.should_stop or early))
+    stops = trainer.should_stop
+    for callback in trainer.callbacks:
+        if isinstance(callback, EarlyStopping):
+            stops |= callback.stopping_reason != EarlyStoppingReason.NOT_STOPPED
+    ended = any(trainer.gather(stops))
     if ended:
         _log.warning(
             "a callback or a spent privacy budget had ended this run after round %d: nothing to "
@@ -130,13 +131,14 @@ def ends_now(
     """Whether the run ends after this round: all rounds are done, or a signal or a callback of any
     rank asks for it.
     """
-    timers = [
-        callback.time_remaining() for callback in trainer.callbacks if isinstance(callback, Timer)
-    ]
-    trainer.should_stop |= any(remaining is not None and remaining <= 0 for remaining in timers)
+    for callback in trainer.callbacks:
+        if isinstance(callback, Timer) and (left := callback.time_remaining()) is not None:
+            trainer.should_stop |= left <= 0
     ranks = trainer.gather((stop.number, trainer.should_stop, federation.trained))
-    number, asked = map(max, list(zip(*ranks, strict=True))[:2])
-    if is_first and set().union(*(trained for *_, trained in ranks)) == {False}:
+    numbers, asks, trained = zip(*ranks, strict=True)
+    number = max(numbers)
+    asked = max(asks)
+    if is_first and set().union(*trained) == {False}:
         _log.warning(
             "round %d: no client has trained, because %s.training_step returned None for every "
             "batch, which skips "
@@ -191,20 +193,20 @@ def run_round(trainer: Run, federation: SimulatedFederation, index: int) -> Metr
     trainer.log_metrics(metrics)
     if due or not trainer.datamodule.has_validation:
         check_monitors(trainer.listeners["on_train_epoch_end"], trainer.callback_metrics)
-    ends = {"on_validation_end": ()} if due else {}
-    for writes in (
-        False,
-        True,
-    ):  # every checkpoint, also one of Lightning's ModelCheckpoint, holds what the others did
-        for hook, arguments in {
-            **ends,
-            "on_train_epoch_end": (),
-            "on_round_end": (metrics,),
-        }.items():
-            for callback in trainer.listeners[hook]:
-                if isinstance(callback, WRITERS) is writes:
-                    trainer.notify(callback, hook, *arguments)
+    # Every checkpoint, also one of Lightning's ModelCheckpoint, holds what the others did.
+    for writes in (False, True):
+        if due:
+            notify_some(trainer, writes, "on_validation_end")
+        notify_some(trainer, writes, "on_train_epoch_end")
+        notify_some(trainer, writes, "on_round_end", metrics)
     return sent
+
+
+def notify_some(trainer: Run, writes: bool, hook: str, *arguments: Any) -> None:
+    """Call a hook of the callbacks that write checkpoints, or of all others."""
+    for callback in trainer.listeners[hook]:
+        if isinstance(callback, WRITERS) is writes:
+            trainer.notify(callback, hook, *arguments)
 
 
 def new_round(trainer: Run, index: int) -> Round:
@@ -237,13 +239,13 @@ def set_learning_rates(
         round_index: The round, from 1.
         max_rounds: The length of the run in rounds.
     """
+    factor = algorithm.schedule.checked_factor
     steps = algorithm.steps_per_round or 0
-    times = [round_index + step / steps for step in range(steps)]
     algorithm.step_factors = [
-        algorithm.schedule.checked_factor(time_in_rounds, max_rounds) for time_in_rounds in times
+        factor(round_index + step / steps, max_rounds) for step in range(steps)
     ]
     for optimizer in optimizers:
-        set_learning_rate(optimizer, algorithm.schedule.checked_factor(round_index, max_rounds))
+        set_learning_rate(optimizer, factor(round_index, max_rounds))
 
 
 def round_metrics(
@@ -260,13 +262,13 @@ def round_metrics(
     if federation.client_seconds:
         trainer.counter.add("time/client_samples_per_s", images / federation.client_seconds)
     parts = trainer.gather((trainer.collector.take(), trainer.counter.take(), seconds))
-    metrics = means_of([share for share, _, _ in parts], trainer.cohort)
-    counts = totals_of([count for _, count, _ in parts])
+    shares, sums, durations = zip(*parts, strict=True)
+    counts = totals_of(sums)
+    metrics = means_of(shares, trainer.cohort) | counts
     sent = trainer.count_bytes(counts)
-    metrics |= counts
     if trainer.total_bytes:
         metrics["communication/total_bytes"] = trainer.total_bytes
-    metrics["time/round_s"] = max(duration for _, _, duration in parts)
+    metrics["time/round_s"] = max(durations)
     return metrics, sent
 
 
@@ -311,5 +313,6 @@ def check_server(trainer: Run) -> None:
         )
     if trainer.world_size > 1 and trainer.fabric.device.type == "cuda":
         for state in (server.parameters, server.buffers, server.personal, *server.extra.values()):
-            for tensor in (t for t in state.values() if t.dim()):
-                torch.distributed.broadcast(tensor, src=0)
+            for tensor in state.values():
+                if tensor.dim():
+                    torch.distributed.broadcast(tensor, src=0)

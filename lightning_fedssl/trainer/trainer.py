@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -192,31 +192,22 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
 
     def _check_settings(self) -> None:
         """Refuse values that a configuration's types cannot."""
-        for key in (
-            "max_rounds",
-            "clients_per_round",
-            "check_val_every_n_rounds",
-            "clients_at_once",
-        ):
+        keys = ["max_rounds", "clients_per_round", "check_val_every_n_rounds"]
+        if self.clients_at_once != "auto":
+            keys.append("clients_at_once")
+        for key in keys:
             value = getattr(self, key)
-            if not (isinstance(value, Integral) and int(value) >= 1) and (key, value) != (
-                "clients_at_once",
-                "auto",
-            ):
+            if not (isinstance(value, Integral) and int(value) >= 1):
                 raise ValueError(f"trainer.{key} is {value}: give a whole number of at least 1")
         check_order(self.updates)
 
     def set_callbacks(self, callbacks: Sequence[Callback]) -> None:
         """Call the hooks of these callbacks from now on, in this order."""
         self.callbacks = list(callbacks)
-        hooks = [
-            "setup",
-            "teardown",
-            *(name for name in dir(FederatedCallback) if name.startswith("on_")),
-        ]
-        self.listeners = {
-            hook: [c for c in callbacks if callback_list.overrides(c, hook)] for hook in hooks
-        }
+        self.listeners = {}
+        for hook in ("setup", "teardown", *callback_list.hooks_of(FederatedCallback)):
+            overriding = [c for c in callbacks if callback_list.overrides(c, hook)]
+            self.listeners[hook] = overriding
 
     # The commands.
 
@@ -309,9 +300,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         self.ckpt_path = checkpointing.find(ckpt_path, Path(self.default_root_dir))
         self.algorithm = model
         self.datamodule = datamodule
-        if launch.forks(
-            self.fabric
-        ):  # the ranks share the memory of the data, and a refusal is raised once
+        if launch.forks(self.fabric):  # the ranks share the data's memory; a refusal is raised once
             setup.read_data(datamodule, stage)
             setup.refuse_unsuitable_data(self, stage, self.updates)
         arguments = (self, stage, model, datamodule, federation)
@@ -388,13 +377,10 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         if is_new:
             setup.start_run(model, datamodule, self.dtype)
         weights = [*trained_weights(model).values()]
-        self.client_optimizer, self.server_optimizer = (
-            build_optimizer(factory, weights, key)
-            for key, factory in {
-                "model.optimizer": model.optimizer_factory,
-                "model.server_optimizer": model.server_optimizer_factory,
-            }.items()
-        )
+        factory = model.optimizer_factory
+        self.client_optimizer = build_optimizer(factory, weights, "model.optimizer")
+        factory = model.server_optimizer_factory
+        self.server_optimizer = build_optimizer(factory, weights, "model.server_optimizer")
         if stage == "fit":
             self.folder.begin_run()
         self.folder.open(self.default_root_dir, self.fabric)
@@ -432,9 +418,8 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         states = outcome.pop("callbacks")
         for callback in self.callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.state_key in states:
-                callback.dirpath = states[callback.state_key][
-                    "dirpath"
-                ]  # without it, it reloads no scores
+                # Without it, it reloads no scores.
+                callback.dirpath = states[callback.state_key]["dirpath"]
         checkpointing.restore(self.callbacks, states)
         vars(self).update(outcome)
 
@@ -502,7 +487,8 @@ def run_command(
     """
     trainer.fabric = fabric
     trainer.state = TrainerState(TrainerStatus.RUNNING, *_STATES[stage])
-    with report.by(fabric, trainer.outcome), _removing_unused_folder(trainer):
+    with report.by(fabric, trainer.outcome), ExitStack() as at_end:
+        at_end.callback(lambda: trainer.folder.remove_if_unused(trainer.fabric))
         trainer.prepare(model, datamodule, stage)
         federation = model.federation = make_federation(trainer)
         trainer.call("setup", stage)
@@ -519,14 +505,6 @@ def run_command(
         if trainer.state.status == TrainerStatus.RUNNING:
             trainer.state.status = TrainerStatus.FINISHED
     return metrics
-
-
-@contextmanager
-def _removing_unused_folder(trainer: FederatedTrainer) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        trainer.folder.remove_if_unused(trainer.fabric)
 
 
 @contextmanager

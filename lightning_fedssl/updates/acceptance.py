@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.functional.averaging import State, is_finite
+from lightning_fedssl.functional.by_name import only
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.updates.rule import Arrival, UpdateRule
@@ -103,11 +104,6 @@ class Quarantine(UpdateRule):
                 "trainer.updates to accept every valid update"
             )
         self.factor = factor
-        self._lengths = (_Length(), _Length())
-
-    def on_client_phase_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
-        """Forget the lengths of earlier broadcasts."""
-        self._lengths = (_Length(), _Length())
 
     def on_update(
         self, trainer: Run, algorithm: FederatedAlgorithm, arrival: Arrival, received: State
@@ -115,19 +111,19 @@ class Quarantine(UpdateRule):
         """Measure how far an update has moved, and up to which lengths that is normal."""
         server = algorithm.server
         update = arrival.update
-        weights, buffers = (
-            {name: received[name].to(t.device) for name, t in state.items()}
-            for state in (
-                server.parameters,
-                {n: t for n, t in server.buffers.items() if t.is_floating_point()},
-            )
-        )
-        longest = trainer.round.lr_factor * self._lengths[0](weights), self._lengths[1](buffers)
-        moved = (
-            _norm(_movement(update.parameters, weights)),
-            _norm(_movement(update.buffers, buffers)),
-        )
-        return arrival.noted(moved=moved, longest=longest)
+        moved = []
+        longest = []
+        for sent, known, factor in (
+            (update.parameters, server.parameters, trainer.round.lr_factor),
+            (update.buffers, server.buffers, 1.0),
+        ):
+            before = {}
+            for name, t in known.items():
+                if t.is_floating_point():
+                    before[name] = received[name].to(t.device)
+            longest.append(factor * _norm(before.values()))
+            moved.append(_norm(_movement(sent, before)))
+        return arrival.noted(moved=tuple(moved), longest=tuple(longest))
 
     def holds(self, arrival: Arrival) -> bool:
         """Whether the update is judged by the movements of the round's other updates."""
@@ -161,32 +157,9 @@ class Quarantine(UpdateRule):
         return arrival
 
 
-class _Length:
-    """The length of what a client received, computed once for clients that received the same
-    tensors.
-    """
-
-    def __init__(self) -> None:
-        self._weights: list[Tensor] = []
-        self._length = 0.0
-
-    def __call__(self, received: State) -> float:
-        weights = list(received.values())
-        if len(weights) != len(self._weights) or any(
-            a is not b for a, b in zip(weights, self._weights, strict=True)
-        ):
-            self._weights = weights
-            self._length = _norm(weights)
-        return self._length
-
-
 def _movement(state: State, sent: State) -> Sequence[Tensor]:
-    names = [name for name in state if name in sent]
-    return (
-        torch._foreach_sub([state[name] for name in names], [sent[name] for name in names])
-        if names
-        else ()
-    )
+    moved = only(state, sent)
+    return torch._foreach_sub([*moved.values()], [sent[name] for name in moved]) if moved else ()
 
 
 def _norm(tensors: Collection[Tensor]) -> float:

@@ -24,7 +24,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import evaluating
-from lightning_fedssl.functional.by_name import mapped
+from lightning_fedssl.functional.by_name import mapped, paired
 from lightning_fedssl.run import Run
 from lightning_fedssl.task import Classification
 from lightning_fedssl.updates.aggregators import require_a_mean
@@ -79,15 +79,14 @@ class Attack(UpdateRule):
         if not self.falsifies:
             return arrivals
         model = mapped(Tensor.cpu, algorithm.server.model())
-        states = [a.update.model() for a in arrivals]
-        attacks = [a.update.client in self._attackers for a in arrivals]
-        own = [state for state, attack in zip(states, attacks, strict=True) if attack]
-        others = [state for state, attack in zip(states, attacks, strict=True) if not attack]
-        self.falsify(own, others, model, sampling.rng(trainer.seed, "attack", trainer.round_index))
-        return [
-            arrival.changed(state) if attack else arrival
-            for arrival, state, attack in zip(arrivals, states, attacks, strict=True)
-        ]
+        own: dict[int, State] = {}
+        others: dict[int, State] = {}
+        for arrival in arrivals:
+            client = arrival.update.client
+            (own if client in self._attackers else others)[client] = arrival.update.model()
+        rng = sampling.rng(trainer.seed, "attack", trainer.round_index)
+        self.falsify([*own.values()], [*others.values()], model, rng)
+        return [arrival.changed(own.get(arrival.update.client, {})) for arrival in arrivals]
 
     def on_deployment(self, min_clients: int) -> None:
         """Refuse it: a deployment has real clients."""
@@ -158,7 +157,7 @@ class SignFlip(Attack):
     ) -> None:
         """Reverse the movements."""
         for state in own:
-            state |= {name: torch.lerp(model[name], t, -self.scale) for name, t in state.items()}
+            state |= paired(lambda t, w: torch.lerp(w, t, -self.scale), state, model)
 
 
 class ALIE(Attack):

@@ -13,6 +13,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State
+from lightning_fedssl.functional.by_name import only
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate
 
@@ -43,10 +44,10 @@ class Arrival:
 
     def changed(self, tensors: State) -> Arrival:
         """The same with other values of some weights and buffers, by name."""
-        parameters, buffers = (
-            {name: tensors.get(name, t) for name, t in part.items()}
-            for part in (self.update.parameters, self.update.buffers)
-        )
+        if not tensors:
+            return self
+        parameters = self.update.parameters | only(tensors, self.update.parameters)
+        buffers = self.update.buffers | only(tensors, self.update.buffers)
         return replace(self, update=replace(self.update, parameters=parameters, buffers=buffers))
 
     def copied(self) -> Arrival:

@@ -14,6 +14,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.losses import added
 from lightning_fedssl.functional.optimizers import plain_sgd
 from lightning_fedssl.local_work import LocalWork, local_steps, paired_work
 from lightning_fedssl.state import Batch
@@ -94,7 +95,7 @@ class PairedBatches(FederatedAlgorithm, ABC):
         terms = [self.task.labeled_loss(logits[:count], batch["y"])] if count else []
         if "u" in batch:
             terms += self.unlabeled_terms(logits[count:], batch)
-        return sum(terms[1:], start=terms[0])
+        return added(terms)
 
     @abstractmethod
     def unlabeled_terms(self, logits: Tensor, batch: Batch) -> list[Tensor]:
