@@ -17,7 +17,7 @@ from lightning_fedssl.algorithm import JointAlgorithm
 from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
-from lightning_fedssl.local_training import sequential
+from lightning_fedssl.local_training import LocalTrainingObserver, sequential
 from lightning_fedssl.state import LiveTensors, optimizer_state
 from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.trainer.federation import SimulatedFederation
@@ -83,6 +83,10 @@ def uploads(trainer: FederatedTrainer) -> list[Sent]:
     return found
 
 
+class Unheard(LocalTrainingObserver):
+    """Ignores what clients do."""
+
+
 def _sizes(trainer: FederatedTrainer) -> dict[str, int]:
     algorithm = trainer.algorithm
     algorithm.federation = SimulatedFederation(trainer)
@@ -100,7 +104,7 @@ def _sizes(trainer: FederatedTrainer) -> dict[str, int]:
         weight.grad = torch.zeros_like(weight)
     trainer.client_optimizer.step()  # for its state
     momentum = optimizer_state(trainer.client_optimizer) if algorithm.keep_client_optimizer else {}
-    phase = sequential.ClientPhase(algorithm, trainer.client_optimizer, trainer.fabric, sequential.NoObserver())
+    phase = sequential.ClientPhase(algorithm, trainer.client_optimizer, trainer.fabric, Unheard())
     sizes = dict[str, int]()
     for data in map(trainer.local_data, trainer.cohort):
         work = phase.start(live, data)

@@ -34,6 +34,7 @@ from torch.optim import Optimizer
 from lightning_fedssl import sampling
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State, Sums, WeightedSum, sizes_of
+from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.functional.by_name import taken
 from lightning_fedssl.functional.frozen import freeze as freeze_weights
 from lightning_fedssl.functional.frozen import personal_names
@@ -59,6 +60,10 @@ if TYPE_CHECKING:
 MOST_EPOCHS = 1e6
 """Epochs of a party in a round at most: a larger number is a mistake, and its steps could not be
 counted."""
+
+
+Place = Literal["server", "clients"]
+"""Who has the labels."""
 
 
 class FederatedAlgorithm(LightningModule):
@@ -118,6 +123,10 @@ class FederatedAlgorithm(LightningModule):
         local_modules: Names of modules that a client needs in its round only, such as a local
             teacher. They are not part of the global model: they are not sent, averaged, evaluated
             or saved. ``on_client_start`` sets them.
+        labels_at: Who must have the labels, ``server`` or ``clients``; None: either may.
+        needs_unlabeled: Whether clients must have samples without labels.
+        no_static_batch_norm: Why the network cannot have static batch norm, whose statistics are
+            measured for the global model alone, as a clause; empty if it can.
         trains_clients: Whether clients train at all.
         not_deployable: Why clients cannot train on machines of their own, as the end of a sentence:
             "FedMatch *sends clients the models of other clients*"; empty if they can.
@@ -127,6 +136,8 @@ class FederatedAlgorithm(LightningModule):
             ``configure_model`` has built the network.
         steps_per_round: T, if clients and server all make T steps in a round; the schedule then
             sets the rate of each step. With None the rate is constant within a round.
+        statistics_of: The images on which the statistics of static batch norm are measured, as
+            :class:`~lightning_fedssl.callbacks.StaticBatchNorm` names them.
         clients_use_statistics: Whether clients evaluate the network that they receive, as to label
             images. Then the statistics of static batch norm are measured before every round, and
             otherwise only for an evaluation.
@@ -134,10 +145,14 @@ class FederatedAlgorithm(LightningModule):
 
     local_modules: ClassVar[frozenset[str]] = frozenset()
     tasks: ClassVar[tuple[type[Task], ...]] = ONE_CLASS
+    labels_at: Place | None = None
+    needs_unlabeled: bool = False
+    no_static_batch_norm: ClassVar[str] = ""
     trains_clients: ClassVar[bool] = True
     not_deployable: ClassVar[str] = ""
     no_personal: ClassVar[str] = ""
     steps_per_round: int | None = None
+    statistics_of: Literal["server", "moments"] = "moments"
     clients_use_statistics: bool = False
     task: Task
     federation: Federation
@@ -172,15 +187,30 @@ class FederatedAlgorithm(LightningModule):
             remedy = f"each party makes its own: give functools.partial(torch.optim.{name}, lr=...)"
             require(not isinstance(made, Optimizer), key, f"a {name} of a model's weights", remedy)
         self.save_hyperparameters()
-        valid = 0 < client_epochs <= MOST_EPOCHS
-        require(valid, "client_epochs", client_epochs, "give a finite number above 0")
-        valid = 0 <= server_epochs <= MOST_EPOCHS
-        require(valid, "server_epochs", server_epochs, "give 0 (no server training) or more")
-        valid = gradient_clip_norm is None or gradient_clip_norm > 0
-        remedy = "give a number above 0, or null for none"
-        require(valid, "gradient_clip_norm", gradient_clip_norm, remedy)
-        valid = init_from is not None or not init_except
-        require(valid, "init_except", init_except, "it needs model.init_from")
+        require(
+            0 < client_epochs <= MOST_EPOCHS,
+            "client_epochs",
+            client_epochs,
+            "give a finite number above 0",
+        )
+        require(
+            0 <= server_epochs <= MOST_EPOCHS,
+            "server_epochs",
+            server_epochs,
+            "give 0 (no server training) or more",
+        )
+        require(
+            gradient_clip_norm is None or gradient_clip_norm > 0,
+            "gradient_clip_norm",
+            gradient_clip_norm,
+            "give a number above 0, or null for none",
+        )
+        require(
+            init_from is not None or not init_except,
+            "init_except",
+            init_except,
+            "it needs model.init_from",
+        )
         remedy = f"{type(self).__name__} {self.no_personal}: leave it out"
         require(not (personal and self.no_personal), "personal", personal, remedy)
         # Module.__setattr__ would register a built network as a layer.
@@ -259,6 +289,15 @@ class FederatedAlgorithm(LightningModule):
             load_weights(self.network, self.init_from, self.init_except)
         freeze_weights(self.network, self.freeze_patterns, "model.freeze")
         self.personal = personal_names(self.network, self.personal_patterns)
+        if self.no_static_batch_norm and has_static_batch_norm(self.network):
+            raise ValueError(
+                f"model.network has norm static_batch, but {self.no_static_batch_norm}: give norm "
+                "batch, group or none"
+            )
+        self.build_parts()
+
+    def build_parts(self) -> None:
+        """Build what a method has in addition to the network, such as a teacher; called once."""
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Refuse data that the method cannot train on.
@@ -266,6 +305,14 @@ class FederatedAlgorithm(LightningModule):
         Raises:
             ValueError: Names the key to change.
         """
+        name = type(self).__name__
+        place = self.labels_at
+        if place not in (None, data.label_location):
+            raise ValueError(
+                f"{name} trains on labels of the {place}: set data.label_location to {place}"
+            )
+        if self.needs_unlabeled and not any(len(own.unlabeled) for own in data.split.clients):
+            raise ValueError(f"{name} needs unlabelled data at the clients: lower data.num_labels")
 
     def on_run_start(self, data: LocalData) -> None:
         """Set what a new run begins with, before its first round: the classifier.

@@ -62,6 +62,9 @@ class LocalWork:
         return map(self.batch, range(self.num_steps))
 
 
+NO_WORK = LocalWork(0, 0, lambda step: {})
+"""That of a client that skips the round."""
+
 MakeBatch = Callable[[Tensor, Visits], Batch]
 """Returns the tensors of rows ``(n,)``, of whose visits it draws random numbers."""
 

@@ -45,7 +45,7 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, Sums
 from lightning_fedssl.functional.by_name import mapped, paired
 from lightning_fedssl.functional.tied import tensors_of
-from lightning_fedssl.local_work import LocalWork, labeled_work
+from lightning_fedssl.local_work import NO_WORK, LocalWork, labeled_work
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.state import Batch, ClientUpdate
 
@@ -73,6 +73,7 @@ class CBAFed(FederatedAlgorithm):
     """
 
     not_deployable = "needs the numbers of labels of every client, which a node does not send"
+    labels_at = "clients"
 
     local_modules: ClassVar[frozenset[str]] = frozenset({"record", "classes"})
     clients_use_statistics = True
@@ -110,19 +111,18 @@ class CBAFed(FederatedAlgorithm):
         self.record: Teacher
         self.classes: nn.Module
 
-    def configure_model(self) -> None:
-        """Build the network, its record for the residual connection, and what a client receives of
-        the classes.
+    def build_parts(self) -> None:
+        """Build the record for the residual connection, and what a client receives of the
+        classes.
         """
-        super().configure_model()
-        if not hasattr(self, "record"):
-            self.record = Teacher({"network": self.network})
-            self.classes = nn.Module()
-            self.classes.register_buffer("threshold", torch.ones(self.num_classes or 0))
-            self.classes.register_buffer("rare", torch.zeros(self.num_classes or 0))
+        self.record = Teacher({"network": self.network})
+        self.classes = nn.Module()
+        self.classes.register_buffer("threshold", torch.ones(self.num_classes or 0))
+        self.classes.register_buffer("rare", torch.zeros(self.num_classes or 0))
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Every client has labels for all of its images or for none."""
+        super().check_data(data)
         checks.fully_labeled_clients(data, "CBAFed")
 
     @property
@@ -154,7 +154,7 @@ class CBAFed(FederatedAlgorithm):
         if len(data.labeled):
             return self.labeled_work(data)
         if data.round <= self.warmup_rounds or not len(data.unlabeled):
-            return LocalWork(0, 0, lambda step: {})
+            return NO_WORK
         x, labels = self.label_images(data)
         starts = [
             start for start in range(0, len(labels), data.batch_size) if start != len(labels) - 1

@@ -48,6 +48,7 @@ class DataSharing(SlotAlgorithm):
     """
 
     not_deployable = "gives clients images of the server"
+    labels_at = "clients"
 
     def __init__(
         self,
@@ -65,7 +66,6 @@ class DataSharing(SlotAlgorithm):
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Users need labels of their own, and the server some to share."""
-        checks.labels_at(data, "clients", "DataSharing")
         super().check_data(data)
         remedy = (
             "the server has no images to share; set data.partition to ClassSkew with server_images"

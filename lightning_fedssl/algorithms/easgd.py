@@ -30,7 +30,6 @@ import torch
 
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm
-from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.functional.averaging import State, Sums, WeightedSum
 from lightning_fedssl.functional.by_name import mapped, paired
 from lightning_fedssl.state import ClientUpdate
@@ -46,6 +45,7 @@ class EASGD(SlotAlgorithm):
             takes.
     """
 
+    labels_at = "clients"
     server_keeps: ClassVar[frozenset[str]] = SlotAlgorithm.server_keeps | {"weights"}
 
     def __init__(self, alpha: float | None = None, **kwargs: Any) -> None:
@@ -57,10 +57,6 @@ class EASGD(SlotAlgorithm):
             "give a number above 0, at most 1, or null",
         )
         self.alpha = alpha
-
-    def check_data(self, data: FederatedDataModule) -> None:
-        """Users need labels; the server does not train."""
-        checks.labels_at(data, "clients", type(self).__name__)
 
     def broadcast(self, client: int) -> State:
         """The slot's own weights and batch-norm statistics; in the first round the centre's."""

@@ -22,9 +22,11 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lightning_fedssl.algorithm import Place
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.server_phases import ServerPhases
 from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.functional.by_name import below, taken
 from lightning_fedssl.functional.losses import proximal_term
 from lightning_fedssl.interop import FitsLightningModule, federation
 from lightning_fedssl.state import Batch
@@ -49,6 +51,7 @@ class FedAvg(ServerPhases):
     """
 
     tasks = ANY_TASK
+    labels_at: Place | None = "clients"
 
     def __init__(self, prox_mu: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -102,11 +105,6 @@ class FedAvg(ServerPhases):
         evaluated = {"validate": val_dataloaders, "test": test_dataloaders}
         return federation(LightningFedAvg, module, clients, server, evaluated, kwargs)
 
-    def check_data(self, data: FederatedDataModule) -> None:
-        """Clients need labels of their own."""
-        checks.labels_at(data, "clients", type(self).__name__)
-        super().check_data(data)
-
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """The task's loss, with FedProx's proximal term."""
         loss = super().training_step(batch, batch_idx)
@@ -121,12 +119,8 @@ class FedAvg(ServerPhases):
         if self.prox_mu == 0:
             return loss
         sent = self.server.parameters
-        pairs = [
-            (w, sent[f"network.{n}"])
-            for n, w in self.network.named_parameters()
-            if f"network.{n}" in sent
-        ]
-        return loss + self.prox_mu * proximal_term(*zip(*pairs, strict=True))
+        own = taken(dict(self.named_parameters()), below("network.", sent))
+        return loss + self.prox_mu * proximal_term(own.values(), taken(sent, own).values())
 
 
 class LightningFedAvg(FitsLightningModule, FedAvg):

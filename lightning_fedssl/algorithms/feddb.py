@@ -35,17 +35,14 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.server_phases import ServerPhases
-from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sums, WeightedSum
-from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.functional.optimizers import half_momentum
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 from lightning_fedssl.local_work import LocalWork, labeled_work
@@ -72,6 +69,7 @@ class FedDB(ServerPhases):
     """
 
     not_deployable = "needs the mean prediction of every client, which a node does not send"
+    labels_at = "clients"
 
     local_modules: ClassVar[frozenset[str]] = frozenset({"prior"})
     clients_use_statistics = True
@@ -102,24 +100,10 @@ class FedDB(ServerPhases):
         self.debias_weights = debias_weights
         self.prior: nn.Module
 
-    def configure_model(self) -> None:
-        """Build the network, and the place of p_s at a client."""
-        super().configure_model()
-        if not hasattr(self, "prior"):
-            self.prior = nn.Module()
-            self.prior.register_buffer("p_s", torch.zeros(self.num_classes or 0))
-
-    def configure_callbacks(self) -> list[Callback]:
-        """Compute static batch-norm statistics from the clients' moments, as the server has no
-        images.
-        """
-        from lightning_fedssl.callbacks import StaticBatchNorm
-
-        return [StaticBatchNorm("moments")] if has_static_batch_norm(self) else []
-
-    def check_data(self, data: FederatedDataModule) -> None:
-        """Labels must be at the clients."""
-        checks.labels_at(data, "clients", "FedDB")
+    def build_parts(self) -> None:
+        """Build the place of p_s at a client."""
+        self.prior = nn.Module()
+        self.prior.register_buffer("p_s", torch.zeros(self.num_classes or 0))
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Label the client's images; steps on all labelled and all confident images."""

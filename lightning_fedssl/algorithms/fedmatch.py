@@ -135,6 +135,8 @@ class FedMatch(FederatedAlgorithm):
 
     no_personal = "sends clients the whole models of others"
     not_deployable = "sends clients the models of other clients"
+    needs_unlabeled = True
+    no_static_batch_norm = "no statistics are measured for the models of FedMatch's helpers"
 
     network: Decomposed
 
@@ -206,14 +208,8 @@ class FedMatch(FederatedAlgorithm):
         """The network before it was decomposed, with theta = sigma + psi."""
         return self.network.summed()
 
-    def configure_model(self) -> None:
-        """Build the network and decompose it, with weights that are a function of the seed."""
-        if hasattr(self, "network"):
-            return
-        super().configure_model()
-        checks.no_static_batch_norm(
-            self.network, "no statistics are measured for the models of FedMatch's helpers"
-        )
+    def build_parts(self) -> None:
+        """Decompose the network, with weights that are a function of the seed."""
         with sampling.seeded("sigma"):
             self.network = Decomposed(self.network, self.psi_scale, self.variance_scaling)
 
@@ -222,8 +218,8 @@ class FedMatch(FederatedAlgorithm):
 
         The rule for the learning rate needs validation images.
         """
+        super().check_data(data)
         self.sends_sigma = data.label_location == "clients"
-        checks.has_unlabeled(data, "FedMatch")
         patience = self.lr_patience
         has_loss = patience is None or data.has_validation
         remedy = "it needs data.validation; give that, or null"

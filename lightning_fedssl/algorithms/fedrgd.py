@@ -101,6 +101,7 @@ class FedRGD(SlotAlgorithm):
     """
 
     tasks = CONFIDENT
+    no_static_batch_norm = "no statistics are measured for the means of FedRGD's groups"
 
     def __init__(
         self,
@@ -117,12 +118,7 @@ class FedRGD(SlotAlgorithm):
     ) -> None:
         super().__init__(**kwargs)
         checks.probability("threshold", threshold)
-        checks.require(
-            server_votes > 0,
-            "server_votes",
-            server_votes,
-            "give a number above 0; the paper's is 1",
-        )
+        checks.above_zero(server_votes=server_votes)
         checks.at_least(
             0, consistency_weight=consistency_weight, server_only_rounds=server_only_rounds
         )
@@ -136,6 +132,8 @@ class FedRGD(SlotAlgorithm):
         self.groups = groups
         self.regroup = regroup
         self.objective = objective
+        self.needs_unlabeled = objective != "supervised"
+        self.labels_at = None if self.needs_unlabeled else "clients"
         self.threshold = threshold
         self.server_replicas = server_replicas
         self.server_votes = server_votes
@@ -150,10 +148,6 @@ class FedRGD(SlotAlgorithm):
     def check_data(self, data: FederatedDataModule) -> None:
         """Refuse data without the images that the objective needs."""
         super().check_data(data)
-        if self.objective == "supervised":
-            checks.labels_at(data, "clients", "model.objective supervised")
-        else:
-            checks.has_unlabeled(data, f"model.objective {self.objective}")
         rounds = self.server_only_rounds
         checks.require(
             self.server_takes_part or not rounds,
@@ -162,18 +156,11 @@ class FedRGD(SlotAlgorithm):
             "it needs server labels",
         )
 
-    def configure_model(self) -> None:
-        """Build the network, without static batch norm."""
-        super().configure_model()
-        checks.no_static_batch_norm(
-            self.network, "no statistics are measured for the means of FedRGD's groups"
-        )
-
     def configure_callbacks(self) -> list[Callback]:
-        """Evaluate the group means, and measure the quality of the pseudo-labels."""
-        from lightning_fedssl.callbacks import GroupQuality, PseudoLabelQuality
+        """Evaluate the group means."""
+        from lightning_fedssl.callbacks import GroupQuality
 
-        return [GroupQuality(), PseudoLabelQuality()]
+        return [GroupQuality()]
 
     # What a user does.
 

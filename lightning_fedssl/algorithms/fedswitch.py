@@ -53,7 +53,6 @@ from lightning_fedssl.state import Batch
 from lightning_fedssl.task import ONE_CLASS
 
 if TYPE_CHECKING:
-    from lightning_fedssl.data.datamodule import FederatedDataModule
     from lightning_fedssl.round import Federation
 
 _TEACHER = "teacher."
@@ -79,6 +78,8 @@ class FedSwitch(FixMatch):
 
     no_personal = "sends a teacher, which has all weights"
     tasks = ONE_CLASS
+    labels_at = "server"
+    no_static_batch_norm = checks.HAS_TEACHER
     teacher: Teacher
 
     def __init__(
@@ -118,12 +119,9 @@ class FedSwitch(FixMatch):
         self.teacher_decay = teacher_decay
         self.client_teacher_decay = client_teacher_decay
 
-    def configure_model(self) -> None:
-        """Build the network, and a teacher that is initially a copy of it."""
-        super().configure_model()
-        if not hasattr(self, "teacher"):
-            checks.no_static_batch_norm(self.network, checks.HAS_TEACHER)
-            self.teacher = Teacher(self.students())
+    def build_parts(self) -> None:
+        """Build a teacher that is initially a copy of the network."""
+        self.teacher = Teacher(self.students())
 
     def students(self) -> dict[str, nn.Module]:
         """The modules that the teacher follows, by name."""
@@ -134,11 +132,6 @@ class FedSwitch(FixMatch):
         from lightning_fedssl.callbacks import EMATeacher
 
         return [EMATeacher(self.teacher_decay)]
-
-    def check_data(self, data: FederatedDataModule) -> None:
-        """Labels must be at the server."""
-        super().check_data(data)
-        checks.labels_at(data, "server", "FedSwitch")
 
     def broadcast(self, client: int) -> State:
         """The student; the teacher is an extra download of the clients that need it."""

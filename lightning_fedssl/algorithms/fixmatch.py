@@ -30,11 +30,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from lightning_fedssl.algorithm import Place
 from lightning_fedssl.algorithms.common import checks
-from lightning_fedssl.algorithms.common.server_phases import ServerPhases
 from lightning_fedssl.algorithms.common.views import logits_of_views
 from lightning_fedssl.algorithms.fedavg import FedAvg
-from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.losses import added
@@ -69,6 +68,8 @@ class FixMatch(FedAvg):
     """
 
     tasks = CONFIDENT
+    labels_at: Place | None = None
+    needs_unlabeled = True
 
     def __init__(
         self,
@@ -97,11 +98,6 @@ class FixMatch(FedAvg):
         self.label_mode = label_mode
         self.clients_use_statistics = label_mode == "eval"
         self.client_steps = client_steps
-
-    def check_data(self, data: FederatedDataModule) -> None:
-        """The clients need unlabelled images; labels may be at the server or at the clients."""
-        checks.has_unlabeled(data, type(self).__name__)
-        ServerPhases.check_data(self, data)
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Batches of both views of unlabelled images, and of labelled images in addition if the

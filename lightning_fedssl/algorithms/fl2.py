@@ -42,11 +42,11 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.semifl import GlobalLabels
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import mapped, paired
+from lightning_fedssl.functional.by_name import paired
 from lightning_fedssl.functional.losses import masked_mean
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32
 from lightning_fedssl.functional.sharpness import asam_step
-from lightning_fedssl.functional.tied import call_with
+from lightning_fedssl.functional.tied import call_apart
 from lightning_fedssl.local_work import LocalWork, labeled_work, unlabeled_work
 from lightning_fedssl.state import Batch, ClientUpdate
 from lightning_fedssl.task import CONFIDENT
@@ -91,7 +91,7 @@ class FL2(GlobalLabels):
     ) -> None:
         super().__init__(threshold=threshold, **kwargs)
         checks.at_least(0, rho=rho, pretrain_epochs=pretrain_epochs)
-        checks.require(eta > 0, "eta", eta, "give a number above 0")
+        checks.above_zero(eta=eta)
         self.adaptive_threshold = adaptive_threshold
         self.rho = rho
         self.eta = eta
@@ -192,6 +192,4 @@ class FL2(GlobalLabels):
 
     def _logits(self, weights: State, x: Tensor) -> Tensor:
         """Logits ``(batch, classes)`` with other weights; buffers stay as they are."""
-        buffers = mapped(Tensor.clone, dict(self.network.named_buffers()))
-        logits = call_with(self.network, {**weights, **buffers}, x)
-        return at_least_float32(logits)
+        return at_least_float32(call_apart(self.network, weights, x))

@@ -26,9 +26,9 @@ from torch import Tensor
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.by_name import mapped
+from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.ema import warm_decay
-from lightning_fedssl.functional.tied import call_with
+from lightning_fedssl.functional.tied import call_apart
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.state import Batch
@@ -52,6 +52,7 @@ class MeanTeacher(PairedBatches):
     """
 
     tasks = ANY_TASK
+    no_static_batch_norm = checks.HAS_TEACHER
     local_modules: ClassVar[frozenset[str]] = frozenset({"teacher"})
 
     def __init__(self, decay: float = 0.99, **kwargs: Any) -> None:
@@ -60,12 +61,9 @@ class MeanTeacher(PairedBatches):
         self.decay = decay
         self.teacher: Teacher
 
-    def configure_model(self) -> None:
-        """Build the network and its teacher."""
-        super().configure_model()
-        if not hasattr(self, "teacher"):
-            checks.no_static_batch_norm(self.network, checks.HAS_TEACHER)
-            self.teacher = Teacher({"network": self.network})
+    def build_parts(self) -> None:
+        """Build the teacher."""
+        self.teacher = Teacher({"network": self.network})
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """The teacher starts from the received model; draw tau_k batches."""
@@ -91,7 +89,6 @@ class MeanTeacher(PairedBatches):
         The teacher's weights run through the student's layers in training mode, with dropout and
         batch statistics.
         """
-        buffers = mapped(Tensor.clone, dict(self.network.named_buffers()))
-        weights = dict(self.teacher["network"].named_parameters())
-        logits: Tensor = call_with(self.network, {**weights, **buffers}, u)
+        weights: State = dict(self.teacher["network"].named_parameters())
+        logits: Tensor = call_apart(self.network, weights, u)
         return logits

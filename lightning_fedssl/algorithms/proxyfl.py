@@ -98,7 +98,7 @@ class ProxyFL(ReceivedModelLabels):
             largest_margin=largest_margin,
         )
         checks.at_least(1, proxy_batch_size=proxy_batch_size)
-        checks.require(proxy_lr > 0, "proxy_lr", proxy_lr, "give a number above 0")
+        checks.above_zero(proxy_lr=proxy_lr)
         self.contrastive_weight = contrastive_weight
         self.proxy_epochs = proxy_epochs
         self.proxy_lr = proxy_lr
@@ -107,11 +107,9 @@ class ProxyFL(ReceivedModelLabels):
         self.projections: nn.ModuleDict
         self.prior: nn.Module
 
-    def configure_model(self) -> None:
-        """Build the network, the projections of features and proxies, and a client's counts."""
-        super().configure_model()
-        if hasattr(self, "projections"):
-            return
+    def build_parts(self) -> None:
+        """Build the projections of features and proxies, and a client's counts."""
+        super().build_parts()
         width = self.classifier.in_features
         with sampling.seeded("projections"):
             self.projections = nn.ModuleDict(

@@ -45,7 +45,7 @@ from lightning_fedssl.functional.averaging import State, Sums, WeightedSum
 from lightning_fedssl.functional.by_name import copied, mapped, paired
 from lightning_fedssl.functional.frozen import tensors_that_change
 from lightning_fedssl.functional.tied import tensors_of
-from lightning_fedssl.local_work import LocalWork, epochs_of, labeled_work
+from lightning_fedssl.local_work import NO_WORK, LocalWork, epochs_of, labeled_work
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.state import Batch, ClientUpdate, load_state
 
@@ -70,6 +70,8 @@ class RSCFed(FederatedAlgorithm):
     """
 
     not_deployable = "needs to know which clients have labels, which a node does not send"
+    labels_at = "clients"
+    no_static_batch_norm = checks.HAS_TEACHER
 
     local_modules: ClassVar[frozenset[str]] = frozenset({"teacher"})
 
@@ -103,9 +105,7 @@ class RSCFed(FederatedAlgorithm):
             0, distance_scale=distance_scale, labeled_distance_scale=labeled_distance_scale
         )
         checks.at_least(0, unlabeled_weight=unlabeled_weight, warmup_rounds=warmup_rounds)
-        checks.require(
-            temperature > 0, "temperature", temperature, "give more than 0; the paper's is 0.5"
-        )
+        checks.above_zero(temperature=temperature)
         checks.decays(teacher_decay=teacher_decay)
         self.sub_consensus = sub_consensus
         self.distance_scale = distance_scale
@@ -117,16 +117,14 @@ class RSCFed(FederatedAlgorithm):
         self.teacher_decay = teacher_decay
         self.teacher: Teacher
 
-    def configure_model(self) -> None:
-        """Build the network and its teacher, which counts its steps."""
-        super().configure_model()
-        if not hasattr(self, "teacher"):
-            checks.no_static_batch_norm(self.network, checks.HAS_TEACHER)
-            self.teacher = Teacher({"network": self.network})
-            self.teacher.register_buffer("steps", torch.zeros(()))
+    def build_parts(self) -> None:
+        """Build the teacher, which counts its steps."""
+        self.teacher = Teacher({"network": self.network})
+        self.teacher.register_buffer("steps", torch.zeros(()))
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Every client has labels for all of its images or for none."""
+        super().check_data(data)
         checks.fully_labeled_clients(data, "RSCFed")
 
     def on_client_start(self, data: LocalData) -> LocalWork:
@@ -137,7 +135,7 @@ class RSCFed(FederatedAlgorithm):
             payload = {"is_labeled": self.teacher.get_buffer("steps").new_ones(())}
             return replace(labeled_work(data, self.client_epochs), payload=payload)
         if data.round <= self.warmup_rounds:
-            return LocalWork(0, 0, lambda step: {})
+            return NO_WORK
         if kept := self.clients.get(data.party, "teacher"):
             load_state(self.teacher, kept)
         else:

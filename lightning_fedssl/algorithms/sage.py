@@ -53,9 +53,7 @@ class SAGE(ReceivedModelLabels):
 
     def __init__(self, half_gap: float = 0.05, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        checks.require(
-            half_gap > 0, "half_gap", half_gap, "give a number above 0; the paper's is 0.05"
-        )
+        checks.above_zero(half_gap=half_gap)
         self.kappa = math.log(2) / half_gap
 
     def label(self, logits: Tensor, x_weak: Tensor) -> PseudoLabels:

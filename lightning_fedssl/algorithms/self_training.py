@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.server_phases import ServerPhases
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
@@ -34,7 +33,7 @@ from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import Batch, ClientUpdate
 
 if TYPE_CHECKING:
-    from lightning_fedssl.data.datamodule import FederatedDataModule
+    pass
 
 
 class SelfTraining(ServerPhases):
@@ -58,6 +57,9 @@ class SelfTraining(ServerPhases):
         'parallel'
     """
 
+    labels_at = "server"
+    needs_unlabeled = True
+
     def __init__(
         self,
         server_phase: Literal["after", "before", "parallel"] = "parallel",
@@ -65,11 +67,6 @@ class SelfTraining(ServerPhases):
         **kwargs: Any,
     ) -> None:
         super().__init__(server_phase=server_phase, server_steps=server_steps, **kwargs)
-
-    def check_data(self, data: FederatedDataModule) -> None:
-        """Labels at the server, other samples at the clients."""
-        checks.labels_at(data, "server", "SelfTraining")
-        checks.has_unlabeled(data, "SelfTraining")
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Label all samples of a client: ``y = argmax p``, with their confidence ``c = max p``."""

@@ -92,7 +92,7 @@ class SemiSFL(SplitTraining):
     ) -> None:
         super().__init__(**kwargs)
         checks.at_least(0, clustering=clustering, supervised_contrastive=supervised_contrastive)
-        checks.require(temperature > 0, "temperature", temperature, "give a number above 0")
+        checks.above_zero(temperature=temperature)
         checks.at_least(1, projection_size=projection_size)
         checks.at_least(1, queue_size=queue_size, queue_every=queue_every)
         self.clustering = clustering
@@ -120,7 +120,7 @@ class SemiSFL(SplitTraining):
             f"give {batch} or more, a batch",
         )
 
-    def build_parts(self) -> None:
+    def build_head(self) -> None:
         """The projection head w_p, with weights that are a function of the seed, and the queues."""
         with evaluating(self.network):
             features = self.embed(torch.zeros(1, *(self.in_shape or ()))).shape[1]

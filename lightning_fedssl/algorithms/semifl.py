@@ -29,7 +29,6 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
@@ -38,7 +37,6 @@ from lightning_fedssl.algorithms.common.server_phases import ServerPhases
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import Sizes
-from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.functional.optimizers import half_momentum
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_work import LocalWork, MakeBatch, epochs_of
@@ -72,6 +70,10 @@ class GlobalLabels(ServerPhases):
         soft_labels: Whether labels are probabilities instead of classes.
     """
 
+    labels_at = "server"
+    needs_unlabeled = True
+    statistics_of = "server"
+    clients_use_statistics = True
     soft_labels: bool = False
 
     def __init__(
@@ -98,20 +100,6 @@ class GlobalLabels(ServerPhases):
         )
         checks.probability("threshold", threshold)
         self.threshold = threshold
-
-    def configure_callbacks(self) -> list[Callback]:
-        """Compute static batch-norm statistics, and log the pseudo-labels' quality (SemiFL, Fig.
-        6).
-        """
-        from lightning_fedssl.callbacks import PseudoLabelQuality, StaticBatchNorm
-
-        return [*([StaticBatchNorm()] if has_static_batch_norm(self) else []), PseudoLabelQuality()]
-
-    def check_data(self, data: FederatedDataModule) -> None:
-        """Labels must be at the server, and the clients need unlabelled images."""
-        checks.labels_at(data, "server", type(self).__name__)
-        checks.has_unlabeled(data, type(self).__name__)
-        super().check_data(data)
 
     @torch.no_grad()
     def label_images(self, data: LocalData) -> PseudoLabels:
@@ -186,7 +174,7 @@ class SemiFL(GlobalLabels):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        checks.require(mixup_alpha > 0, "mixup_alpha", mixup_alpha, "give a number above 0")
+        checks.above_zero(mixup_alpha=mixup_alpha)
         checks.at_least(0, mix_weight=mix_weight)
         self.mixup_alpha = mixup_alpha
         self.mix_weight = mix_weight

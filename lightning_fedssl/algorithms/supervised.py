@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from lightning.pytorch.callbacks import Callback
 from torch import nn
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.task import ANY_TASK
 
 if TYPE_CHECKING:
-    from lightning_fedssl.data.datamodule import FederatedDataModule
     from lightning_fedssl.round import Federation
 
 
@@ -46,6 +43,8 @@ class Supervised(FederatedAlgorithm):
     not_deployable = no_personal = "trains at the server alone, without clients"
 
     tasks = ANY_TASK
+    labels_at = "server"
+    statistics_of = "server"
     trains_clients: ClassVar[bool] = False
 
     def __init__(
@@ -89,19 +88,9 @@ class Supervised(FederatedAlgorithm):
         bound.hparams["network"] = method.hparams["network"]
         return bound
 
-    def check_data(self, data: FederatedDataModule) -> None:
-        """The server needs labels."""
-        checks.labels_at(data, "server", "Supervised")
-
     def on_server_start(self, data: LocalData) -> LocalWork:
         """Epochs on the labelled images, in the chosen view."""
         return labeled_work(data, self.server_epochs, self.server_steps, view=self.server_view)
-
-    def configure_callbacks(self) -> list[Callback]:
-        """Static batch-norm statistics of the server's own data, for networks that use them."""
-        from lightning_fedssl.callbacks import StaticBatchNorm
-
-        return [StaticBatchNorm(source="server")] if has_static_batch_norm(self) else []
 
     def round(self, federation: Federation) -> None:
         """The server trains; no client does."""

@@ -59,9 +59,7 @@ class UDA(FixMatch):
         **kwargs: Any,
     ) -> None:
         super().__init__(threshold=threshold, **kwargs)
-        checks.require(
-            temperature > 0, "temperature", temperature, "give more than 0; UDA's is 0.4"
-        )
+        checks.above_zero(temperature=temperature)
         self.temperature = temperature
         self.signal_annealing: Annealing = signal_annealing
         self.released = 1.0

@@ -34,7 +34,7 @@ from lightning_fedssl.functional.averaging import Sizes, State
 from lightning_fedssl.functional.by_name import only, unprefixed, without
 from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.functional.optimizers import build_optimizer
-from lightning_fedssl.local_training import sequential
+from lightning_fedssl.local_training import LocalTrainingObserver, sequential
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.metrics.rounds import MetricCollector
 from lightning_fedssl.round import Round
@@ -87,7 +87,7 @@ class PartOfDataSet:
         return replace(self._data, round=round_index, dtype=dtype, views=self._views[dtype])
 
 
-class _Received(sequential.NoObserver):
+class _Received(LocalTrainingObserver):
     """What the local trainer asks of a server, and reports to it; all of it for one client."""
 
     def __init__(self, state: State, collector: MetricCollector) -> None:

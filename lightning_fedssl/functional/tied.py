@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.by_name import mapped
 
 
 def tensors_of(module: nn.Module) -> State:
@@ -58,6 +59,18 @@ def call_with(module: nn.Module, tensors: State, *inputs: Any) -> Any:
     """
     given = {place: tensors[name] for place, name in places_of(module).items() if name in tensors}
     return functional_call(module, given, inputs, tie_weights=False)
+
+
+def call_apart(module: nn.Module, weights: State, *inputs: Any) -> Any:
+    """As :func:`call_with` other weights; what the pass does to buffers is not kept.
+
+    Args:
+        module: The module.
+        weights: The other weights, each by its first name.
+        inputs: What the module takes.
+    """
+    buffers = mapped(Tensor.clone, dict(module.named_buffers()))
+    return call_with(module, {**weights, **buffers}, *inputs)
 
 
 def complete_when_loaded(module: nn.Module) -> None:

@@ -40,7 +40,9 @@ from lightning_fedssl.state import (
 
 
 class LocalTrainingObserver(Protocol):
-    """The events that a local trainer reports to the loop."""
+    """The events that a local trainer reports to the loop; a class that derives from it ignores
+    those that it does not override.
+    """
 
     def client_started(
         self, data: LocalData, work: LocalWork, sizes: Sizes, received: State
@@ -53,27 +55,15 @@ class LocalTrainingObserver(Protocol):
             sizes: Bytes that it has downloaded, by name.
             received: The broadcast; its tensors are not copied.
         """
+        return
 
     def client_batch_ended(self, step: int) -> None:
         """A client has made a step."""
+        return
 
     def client_ended(self, update: ClientUpdate) -> None:
         """A client has finished."""
-
-
-class NoObserver:
-    """A :class:`LocalTrainingObserver` that ignores all events."""
-
-    def client_started(
-        self, data: LocalData, work: LocalWork, sizes: Sizes, received: State
-    ) -> None:
-        """Nothing."""
-
-    def client_batch_ended(self, step: int) -> None:
-        """Nothing."""
-
-    def client_ended(self, update: ClientUpdate) -> None:
-        """Nothing."""
+        return
 
 
 class ServerSide(Protocol):

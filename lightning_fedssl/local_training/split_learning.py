@@ -255,7 +255,8 @@ class _Seats:
             order.index(sum(map(len, self.by_rank[: fabric.global_rank])) + i)
             for i in range(len(mine))
         ]
-        self._order, self._mine = self._index(order), self._index(self.mine)
+        self._order = torch.tensor(order, dtype=torch.int64, device=fabric.device)
+        self._mine = torch.tensor(self.mine, dtype=torch.int64, device=fabric.device)
         self._clients = [everyone[row] for row in order]
         self.present = list(range(self.total))
         self._present_before = self.present
@@ -294,15 +295,6 @@ class _Seats:
     def __len__(self) -> int:
         return self.total
 
-    def _index(self, rows: list[int]) -> Tensor | None:
-        """The rows as a tensor on the device, to avoid a copy at every step.
-
-        None for all rows in order.
-        """
-        if rows == list(range(self.total)):
-            return None
-        return torch.tensor(rows, dtype=torch.int64).to(self.fabric.device, non_blocking=True)
-
     def gather(self, own: Sequence[State]) -> State:
         """The features of all clients, ``(clients, batch, ...)``, in the cohort's order.
 
@@ -312,11 +304,11 @@ class _Seats:
         joined = {name: torch.cat([part[name] for part in own]) for name in own[0]} if own else {}
         if self.fabric.world_size > 1:
             joined = collectives.gather_rows(self.fabric, joined, list(map(len, self.by_rank)))
-        return joined if self._order is None else mapped(itemgetter(self._order), joined)
+        return mapped(itemgetter(self._order), joined)
 
     def own(self, rows: Tensor) -> Tensor:
         """This rank's rows out of those of all clients."""
-        return rows if self._mine is None else rows[self._mine]
+        return rows[self._mine]
 
 
 class _Bottoms(StackedClients):

@@ -355,9 +355,10 @@ class SimulatedFederation(Federation):
                 trainer.step_work[data.party] = step_work(
                     trainer.algorithm, data, work, trainer.fabric, self._step_work
                 )
-        trainer.counter.add("client/trained", float(work.num_steps > 0))
-        trainer.counter.add("client/images", float(work.num_samples if work.num_steps else 0))
-        trainer.counter.add("client/steps", float(work.num_steps))
+        images = work.num_samples if work.num_steps else 0
+        counts = {"trained": work.num_steps > 0, "images": images, "steps": work.num_steps}
+        for name, number in counts.items():
+            trainer.counter.add(f"client/{name}", float(number))
         trainer.call("on_client_start", data, work)
         if not work.num_steps:
             self.participation.outcomes[data.party] = "skipped"

@@ -228,9 +228,8 @@ def choose_callbacks(
     """The user's callbacks, those that the algorithm needs, and the defaults."""
     needed = callback_list.as_list(algorithm.configure_callbacks())
     if has_static_batch_norm(algorithm):
-        needed.append(
-            StaticBatchNorm(source="moments", for_clients=algorithm.clients_use_statistics)
-        )
+        source = algorithm.statistics_of
+        needed.append(StaticBatchNorm(source, for_clients=algorithm.clients_use_statistics))
     defaults = [
         PseudoLabelQuality(),
         CollapseDetector(),

@@ -187,7 +187,7 @@ def test_an_impossible_argument_is_refused_by_its_key(method: type[Any], wrong: 
     ("make", "data", "key"),
     [
         (FedAvg, ToyData, "label_location"), (SemiFL, labeled_clients, "label_location"),
-        (SemiFL, partial(ToyData, num_labels="all"), "num_labels"), (FedSwitch, labeled_clients, "num_labels"),
+        (SemiFL, partial(ToyData, num_labels="all"), "num_labels"), (FedSwitch, labeled_clients, "label_location"),
         (FixMatch, partial(ToyData, num_labels="all"), "num_labels"), (FedSHVR, ToyData, "label_location"),
         (FedMatch, partial(ToyData, num_labels="all"), "num_labels"), (EASGD, ToyData, "label_location"),
         (SAGE, ToyData, "label_location"), (FedDB, ToyData, "label_location"),

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from torch import nn
-
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithm import require as require
 from lightning_fedssl.data.datamodule import FederatedDataModule
-from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 
 HAS_TEACHER = "a teacher follows statistics that training tracks"
 """Why a method with a teacher cannot have static batch norm."""
@@ -23,6 +18,16 @@ def probability(key: str, value: float) -> None:
         value: Its value.
     """
     require(0 <= value <= 1, key, value, "give a probability between 0 and 1, such as 0.95")
+
+
+def above_zero(**arguments: float) -> None:
+    """Refuse arguments that are 0 or negative.
+
+    Args:
+        arguments: The arguments by name.
+    """
+    for key, value in arguments.items():
+        require(value > 0, key, value, "give a number above 0")
 
 
 def at_least(least: float, **arguments: float | None) -> None:
@@ -46,24 +51,8 @@ def decays(**arguments: float | None) -> None:
         require(value is None or 0 <= value < 1, key, value, "give a number from 0 to below 1")
 
 
-def labels_at(data: FederatedDataModule, at: Literal["server", "clients"], method: str) -> None:
-    """Refuse data whose labels are not where the method trains on them.
-
-    Args:
-        data: The data.
-        at: The party with the labels.
-        method: The name of the method, for the message.
-
-    Raises:
-        ValueError: Names the key to change.
-    """
-    if data.label_location != at:
-        raise ValueError(f"{method} trains on labels of the {at}: set data.label_location to {at}")
-
-
 def fully_labeled_clients(data: FederatedDataModule, method: str) -> None:
-    """Refuse clients that have both labelled and unlabelled images, and data whose labels are at
-    the server.
+    """Refuse clients that have both labelled and unlabelled images.
 
     Args:
         data: The data.
@@ -72,27 +61,12 @@ def fully_labeled_clients(data: FederatedDataModule, method: str) -> None:
     Raises:
         ValueError: Names the key to change.
     """
-    labels_at(data, "clients", method)
     if any(len(client.labeled) and len(client.unlabeled) for client in data.split.clients):
         raise ValueError(
             f"{method} needs clients with labels for all of their images or for none: set "
             "data.partition to "
             "FullyLabeledClients and data.num_labels to all"
         )
-
-
-def has_unlabeled(data: FederatedDataModule, method: str) -> None:
-    """Refuse data without unlabelled images at the clients.
-
-    Args:
-        data: The data.
-        method: The name of the method, for the message.
-
-    Raises:
-        ValueError: Names the key to change.
-    """
-    if not any(len(client.unlabeled) for client in data.split.clients):
-        raise ValueError(f"{method} needs unlabelled data at the clients: lower data.num_labels")
 
 
 def no_epochs(algorithm: FederatedAlgorithm, remedy: str) -> None:
@@ -109,20 +83,3 @@ def no_epochs(algorithm: FederatedAlgorithm, remedy: str) -> None:
         given[0],
         f"it and server_epochs have no effect here; {remedy}",
     )
-
-
-def no_static_batch_norm(network: nn.Module, reason: str) -> None:
-    """Refuse a network with static batch norm, whose statistics are measured for the global model
-    alone.
-
-    Args:
-        network: The network.
-        reason: Why the method cannot have it.
-
-    Raises:
-        ValueError: Names the key to change.
-    """
-    if has_static_batch_norm(network):
-        raise ValueError(
-            f"model.network has norm static_batch, but {reason}: give norm batch, group or none"
-        )

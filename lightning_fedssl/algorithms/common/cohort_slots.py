@@ -77,6 +77,7 @@ class SlotAlgorithm(FederatedAlgorithm):
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Note whether the server has labelled images to train on."""
+        super().check_data(data)
         self.server_takes_part = len(data.split.server_labeled) > 0
 
     def state_owner(self, client: int) -> int:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.common import checks
-from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.losses import added
 from lightning_fedssl.functional.optimizers import plain_sgd
@@ -62,6 +61,8 @@ class PairedBatches(FederatedAlgorithm, ABC):
         kwargs: The arguments every algorithm takes.
     """
 
+    labels_at = "clients"
+
     def __init__(
         self,
         alpha0: float = 1.0,
@@ -73,10 +74,6 @@ class PairedBatches(FederatedAlgorithm, ABC):
         super().__init__(optimizer=optimizer, client_epochs=client_epochs, **kwargs)
         checks.at_least(0, alpha0=alpha0, ramp_epochs=ramp_epochs)
         self.ramp = Ramp(alpha0, ramp_epochs)
-
-    def check_data(self, data: FederatedDataModule) -> None:
-        """Labels must be at the clients."""
-        checks.labels_at(data, "clients", type(self).__name__)
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Draw tau_k batches of labelled and unlabelled images."""

@@ -8,9 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.fixmatch import FixMatch
-from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_work import LocalWork, labeled_work, side_by_side, unlabeled_work
 from lightning_fedssl.models.teacher import Teacher
@@ -32,6 +30,7 @@ class ReceivedModelLabels(FixMatch):
     """
 
     tasks = ONE_CLASS
+    labels_at = "clients"
     local_modules: ClassVar[frozenset[str]] = frozenset({"received"})
 
     def __init__(self, unlabeled_ratio: int = 2, client_epochs: float = 5, **kwargs: Any) -> None:
@@ -39,16 +38,9 @@ class ReceivedModelLabels(FixMatch):
         self.clients_use_statistics = True
         self.received: Teacher
 
-    def check_data(self, data: FederatedDataModule) -> None:
-        """Labels must be at the clients, which need unlabelled images."""
-        checks.labels_at(data, "clients", type(self).__name__)
-        super().check_data(data)
-
-    def configure_model(self) -> None:
-        """Build the network, and a copy of it for the received global model."""
-        super().configure_model()
-        if not hasattr(self, "received"):
-            self.received = Teacher({"network": self.network})
+    def build_parts(self) -> None:
+        """Build a copy of the network for the received global model."""
+        self.received = Teacher({"network": self.network})
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Keep the received model for the round.

@@ -77,6 +77,7 @@ class ServerPhases(FederatedAlgorithm):
         """Refuse a parallel phase of a server that does not train: the mean would be averaged with
         the last weights.
         """
+        super().check_data(data)
         trains = data.label_location == "server" and (self.server_epochs or self.server_steps)
         fits = self.server_phase != "parallel" or bool(trains)
         remedy = "the server has no labels or epochs; leave the key out"

@@ -42,7 +42,6 @@ from lightning_fedssl.schedules import Cosine, Schedule
 from lightning_fedssl.state import Batch, ClientUpdate
 
 if TYPE_CHECKING:
-    from lightning_fedssl.data.datamodule import FederatedDataModule
     from lightning_fedssl.round import Federation
 
 _AT_CLIENTS = ("network.bottom.", "teacher.network.bottom.")
@@ -75,6 +74,9 @@ class SplitTraining(JointAlgorithm):
         kwargs: The arguments every algorithm takes, but ``client_epochs`` and ``server_epochs``.
     """
 
+    labels_at = "server"
+    needs_unlabeled = True
+    no_static_batch_norm = checks.HAS_TEACHER
     teacher: Teacher
 
     def __init__(
@@ -114,27 +116,16 @@ class SplitTraining(JointAlgorithm):
         self.pretrain_rounds = pretrain_rounds
 
     def configure_callbacks(self) -> list[Callback]:
-        """Update the teacher, log the pseudo-labels' quality (Fig. 10), and adapt K_s if it is not
-        given.
-        """
-        from lightning_fedssl.callbacks import EMATeacher, GlobalUpdateFrequency, PseudoLabelQuality
+        """Update the teacher, and adapt K_s if it is not given."""
+        from lightning_fedssl.callbacks import EMATeacher, GlobalUpdateFrequency
 
         adaptation = [GlobalUpdateFrequency(START_ADAPTIVE)] if self.adapts_server_steps else []
-        return [EMATeacher(self.teacher_decay), PseudoLabelQuality(), *adaptation]
-
-    def check_data(self, data: FederatedDataModule) -> None:
-        """Labels must be at the server, and the clients need unlabelled images."""
-        checks.labels_at(data, "server", type(self).__name__)
-        checks.has_unlabeled(data, type(self).__name__)
+        return [EMATeacher(self.teacher_decay), *adaptation]
 
     # The network, its parts and its teacher.
 
-    def configure_model(self) -> None:
-        """Build the network, split it, and copy it for the teacher."""
-        if hasattr(self, "teacher"):
-            return
-        super().configure_model()
-        checks.no_static_batch_norm(self.network, checks.HAS_TEACHER)
+    def build_parts(self) -> None:
+        """Split the network, and copy it for the teacher."""
         self.network: SplitNetwork = split(self.network, self.split, self.in_shape or (1, 1, 1))
         if not any(weight.requires_grad for weight in self.network.bottom.parameters()):
             raise ValueError(
@@ -142,15 +133,15 @@ class SplitTraining(JointAlgorithm):
                 "clients have nothing to "
                 "train: freeze fewer layers, or split the network at a later one"
             )
-        self.build_parts()
+        self.build_head()
         self.teacher = Teacher(self.students())
 
     def configured_network(self) -> nn.Module:
         """The network before the split; it shares its layers with the two parts."""
         return self.network.whole.eval()
 
-    def build_parts(self) -> None:
-        """Build the modules that a method has in addition to the network."""
+    def build_head(self) -> None:
+        """Build the modules that a method has at the server in addition to the network."""
 
     def students(self) -> dict[str, nn.Module]:
         """The modules that the teacher copies, by name."""
