@@ -63,6 +63,18 @@ _OF_SETUP = (
 )
 """The attributes that decide what :meth:`FederatedDataModule.setup` loads and draws."""
 
+_ON_DEVICE = (
+    "_train",
+    "_test",
+    "_own_validation",
+    "_validation",
+    "_clients",
+    "_server",
+    "_pool",
+    "_outside_server",
+)
+"""What :meth:`FederatedDataModule.to` moves."""
+
 Samples = Dataset[Any] | Sequence[Any]
 """A data set of pairs, or a tuple of tensors or arrays: ``(samples, labels)``, or ``(samples,)``
 without labels."""
@@ -227,8 +239,6 @@ class FederatedDataModule(LightningDataModule):
         unlabeled: Samples | None = None,
         validation: Samples | float | Literal["test"] | None = None,
         *,
-        weak: str | Callable[..., Any] = "auto",
-        strong: str | Callable[..., Any] = "auto",
         client_ids: Sequence[Any] | None = None,
         test_client_ids: Sequence[Any] | None = None,
         unlabeled_client_ids: Sequence[Any] | None = None,
@@ -253,15 +263,13 @@ class FederatedDataModule(LightningDataModule):
                 ``(samples,)``.
             validation: Validation samples as ``train``; or a fraction or ``test``, as the argument
                 of the data module.
-            weak: Weak view: a name, none, or a function; see
-                :mod:`lightning_fedssl.data.augment.custom`. It must be given, since no view fits
-                all data.
-            strong: Strong view, likewise.
             client_ids: For every training sample the identifier of its client.
             test_client_ids: For every test sample the identifier of its client.
             unlabeled_client_ids: For every sample without a label the identifier of its client.
             class_names: Names of the classes, in the order of the labels.
-            rest: Further arguments of the data module.
+            rest: Further arguments of the data module. ``weak`` and ``strong`` must be given, each
+                none, a name or a function (:mod:`lightning_fedssl.data.augment.custom`), since no
+                view fits all data.
         """
         if isinstance(validation, (int, float, str)):
             rest = {"validation": validation, **rest}
@@ -280,7 +288,7 @@ class FederatedDataModule(LightningDataModule):
             source.task = rest.get("task") or source.task
             count = len(source.load().spec.client_names)
             rest = {"partition": NaturalClients(), "num_clients": count, **rest}
-        return cls(source, weak=weak, strong=strong, **rest)
+        return cls(source, **rest)
 
     def _check_settings(self) -> None:
         """Refuses values that a configuration's types cannot."""
@@ -299,11 +307,9 @@ class FederatedDataModule(LightningDataModule):
                     f"data.{key} must be a whole number from 1 to 1e18{also}; got "
                     f"{shortened(value)}"
                 )
-        for key, choices in {
-            "label_location": ("server", "clients"),
-            "weak": WEAK,
-            "strong": STRONG,
-        }.items():
+        locations = ("server", "clients")
+        names = {"label_location": locations, "weak": WEAK, "strong": STRONG}
+        for key, choices in names.items():
             if isinstance(value := getattr(self, key), str) and value not in choices:
                 raise ValueError(
                     f"data.{key} must be one of {', '.join(choices)}; got {shortened(value)}"
@@ -313,9 +319,8 @@ class FederatedDataModule(LightningDataModule):
                 "data.normalize must be true, false, or {mean: [...], std: [...]}; got "
                 f"{shortened(self.normalize)}"
             )
-        if self.validation != "test" and not (
-            isinstance(self.validation, (int, float)) and 0 <= self.validation < 1
-        ):
+        held_out = self.validation
+        if held_out != "test" and not (isinstance(held_out, (int, float)) and 0 <= held_out < 1):
             raise ValueError(
                 'data.validation must be a fraction from 0 to below 1, or "test"; got '
                 f"{self.validation}"
@@ -331,13 +336,15 @@ class FederatedDataModule(LightningDataModule):
     ) -> DataSource | None:
         """The source of data that is given by class, file or folder; None for a name."""
         size = self.image_size or getattr(self.backbone, "size", None)
-        source = None
-        if isinstance(dataset, (DataSource, LightningDataModule)):
-            source = FromLightning(dataset) if isinstance(dataset, LightningDataModule) else dataset
-        elif Path(dataset).suffix in (".csv", ".npz") and Path(dataset).is_file():
-            if size is not None and Path(dataset).suffix == ".csv":
-                return ImageTable(str(dataset), size)
-            source = Table(str(dataset)) if Path(dataset).suffix == ".csv" else Arrays(str(dataset))
+        source: DataSource | None = None
+        if isinstance(dataset, DataSource):
+            source = dataset
+        elif isinstance(dataset, LightningDataModule):
+            source = FromLightning(dataset)
+        elif (file := Path(dataset)).suffix in (".csv", ".npz") and file.is_file():
+            if size is not None and file.suffix == ".csv":
+                return ImageTable(str(file), size)
+            source = Table(str(file)) if file.suffix == ".csv" else Arrays(str(file))
         elif datasets.canonical_name(str(dataset)) == datasets.IMAGE_FOLDER:
             if size is None:
                 raise ValueError(
@@ -406,8 +413,8 @@ class FederatedDataModule(LightningDataModule):
 
     def clients_without_images(self) -> list[int]:
         """The clients that hold no image; known after :meth:`setup`."""
-        empty = (self.statistics.sizes == 0).nonzero().flatten().tolist()
-        return empty
+        empty = (self.statistics.sizes == 0).nonzero()
+        return empty.flatten().tolist()
 
     def prepare_data(self) -> None:
         """Downloads what is missing, if ``download`` is set."""
@@ -438,12 +445,9 @@ class FederatedDataModule(LightningDataModule):
         for stale in ("_extractor", "_width"):
             vars(self).pop(stale, None)
         self._train = loaded.train
+        strata = self.strata(loaded.test)
         self._test = limit_test(
-            loaded.test,
-            self.strata(loaded.test),
-            self.max_test_images,
-            len(self.strata_names),
-            seed,
+            loaded.test, strata, self.max_test_images, len(self.strata_names), seed
         )
         self._own_validation = None if self.validation in ("test", 0) else loaded.validation
         self._own_hash: str | None = None
@@ -511,13 +515,10 @@ class FederatedDataModule(LightningDataModule):
         rule = self.partition
         split = rule.split(asked, sampling.rng(seed, "partition"))
         if len(rows.without_label):
-            split = rule.add_unlabeled(
-                split, asked, sampling.rng(seed, "partition", "without label")
-            )
+            generator = sampling.rng(seed, "partition", "without label")
+            split = rule.add_unlabeled(split, asked, generator)
         rule.check(split, asked)
-        used = rows.available >= 0
-        used[rows.without_label] = True
-        self._assign(split, used)
+        self._assign(split, asked.in_federation)
 
     def _assign(self, split: FederatedSplit, used: Tensor) -> None:
         """Takes a partition; ``used`` ``(N,)`` marks the images of the federation."""
@@ -530,14 +531,11 @@ class FederatedDataModule(LightningDataModule):
             self.strata_names,
             self.client_names,
         )
-        clients = split.client_list
+        self._clients = split.client_list
         self._server = split.server_labeled
-        self._labeled = clients.labeled.values
-        self._unlabeled = clients.unlabeled.values
-        self._pool = torch.cat([self._labeled, self._unlabeled]).sort().values
-        outside = used.clone()
-        outside[self._server] = False
-        self._outside_server = outside.nonzero().flatten()
+        held = [self._clients.labeled.values, self._clients.unlabeled.values]
+        self._pool = torch.cat(held).sort().values
+        self._outside_server = used.index_fill(0, self._server, False).nonzero().flatten()
 
     def _replace_by_features(self) -> None:
         """Takes features of the backbone for the samples that the federation uses."""
@@ -569,18 +567,9 @@ class FederatedDataModule(LightningDataModule):
             device: Where training and evaluation will run.
         """
         device = torch.device(device)
-        self._train, self._test = self._train.to(device), self._test.to(device)
-        if self._own_validation is not None:
-            self._own_validation = self._own_validation.to(device)
-        for name in (
-            "_validation",
-            "_labeled",
-            "_unlabeled",
-            "_server",
-            "_pool",
-            "_outside_server",
-        ):
-            setattr(self, name, getattr(self, name).to(device))
+        for name in _ON_DEVICE:
+            if (part := getattr(self, name)) is not None:
+                setattr(self, name, part.to(device))
 
     def local_data(
         self, party: int, round_index: int, dtype: torch.dtype = torch.float32
@@ -593,15 +582,9 @@ class FederatedDataModule(LightningDataModule):
             dtype: The floating type of its views.
         """
         is_server = party == sampling.SERVER
-        clients = self.split.client_list
-        labeled, unlabeled = (  # of the server, -1, empty
-            values[lists.ends[party] : lists.ends[party + 1]]
-            for values, lists in (
-                (self._labeled, clients.labeled),
-                (self._unlabeled, clients.unlabeled),
-            )
-        )
-        labeled = self._server if is_server else labeled
+        labeled, unlabeled = self._server, self._server[:0]
+        if not is_server:
+            labeled, unlabeled = self._clients[party]
         return LocalData(
             party=party,
             round=round_index,
@@ -688,15 +671,14 @@ class FederatedDataModule(LightningDataModule):
             return
         device = self.test_labels.device
         files = self.predict_files()
+        shape = self.in_shape if self.backbone is None else self.spec.in_shape
         for start in range(0, len(files), self.eval_batch_size):
-            paths = [
-                Path(self.predict_root, name)
-                for name in files[start : start + self.eval_batch_size]
-            ]
-            shape = self.in_shape if self.backbone is None else self.spec.in_shape
+            names = files[start : start + self.eval_batch_size]
+            paths = [Path(self.predict_root, name) for name in names]
             images = image_files.read_images(paths, shape, key="data.predict_root")
-            images = images if self.backbone is None else self._extractor(images)
-            unknown = torch.full((len(paths),), -1, device=device)
+            if self.backbone is not None:
+                images = self._extractor(images)
+            unknown = torch.full((len(names),), -1, device=device)
             yield self._plain(images.to(device), dtype), unknown
 
     @property
@@ -751,10 +733,11 @@ class FederatedDataModule(LightningDataModule):
         if self._own_hash is None:
             digest = hashlib.sha256()
             for split in (self._train, self._test, self._own_validation):
-                if split is not None:
-                    digest.update(split.labels.cpu().numpy().tobytes())
-                    for images in split.images.split(_HASHED_AT_ONCE):
-                        digest.update(images.cpu().contiguous().numpy().tobytes())
+                parts = (
+                    () if split is None else (split.labels, *split.images.split(_HASHED_AT_ONCE))
+                )
+                for part in parts:
+                    digest.update(part.cpu().contiguous().numpy().tobytes())
             self._own_hash = digest.hexdigest()
         return self._own_hash
 
@@ -776,11 +759,8 @@ class FederatedDataModule(LightningDataModule):
 
     def _plain(self, images: Tensor, dtype: torch.dtype) -> Tensor:
         """The plain view of some images."""
-        return (
-            self._views_in(dtype)
-            .plain(images, torch.zeros(0, dtype=torch.int64, device=images.device))
-            .to(dtype)
-        )
+        no_keys = torch.zeros(0, dtype=torch.int64, device=images.device)
+        return self._views_in(dtype).plain(images, no_keys).to(dtype)
 
     def _views_in(self, dtype: torch.dtype) -> Views:
         """The views that compute in a floating type: 64-bit ones for 64-bit training, else 32-bit
@@ -813,7 +793,7 @@ class FederatedDataModule(LightningDataModule):
             return tuple(self.normalize["mean"]), tuple(self.normalize["std"])
         if self.normalize and not (self.spec.pixels and self.backbone is not None):
             return self.spec.mean, self.spec.std
-        return (0.0,) * self.spec.in_shape[0], (1.0,) * self.spec.in_shape[0]
+        return _unchanged(self.spec.in_shape[0])
 
     @property
     def input_normalization(self) -> Moments:
@@ -822,8 +802,12 @@ class FederatedDataModule(LightningDataModule):
         """
         if self.backbone is None:
             return self.normalization
-        width = self.in_shape[0]
-        return self._moments if self.normalize else ((0.0,) * width, (1.0,) * width)
+        return self._moments if self.normalize else _unchanged(self.in_shape[0])
+
+
+def _unchanged(width: int) -> Moments:
+    """Mean and deviation that change nothing."""
+    return (0.0,) * width, (1.0,) * width
 
 
 def require_federated(datamodule: object) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from filelock import FileLock
 from torch import Tensor
 from tqdm import tqdm
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data.augment.views import Normalize
 from lightning_fedssl.data.local_data import ViewFunction, Views
+from lightning_fedssl.storage.files import write_once
 
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation by channel or feature."""
@@ -77,15 +77,9 @@ class FeatureExtractor:
             augmented: Whether to compute those of weak and strong views, too.
         """
         if self.cache_dir is None or not len(samples):
-            return torch.cat([*self._batches(samples, augmented)])
-        Path(self.cache_dir).mkdir(parents=True, exist_ok=True)
+            return self._computed(samples, augmented)
         file = Path(self.cache_dir, f"features_{self._name(samples, augmented)}.npy")
-        with FileLock(file.with_suffix(".lock")):  # one process computes, the others wait
-            if not file.exists():
-                features = torch.cat([*self._batches(samples, augmented)])
-                partial = file.with_suffix(".partial.npy")
-                np.save(partial, features.numpy())
-                partial.replace(file)
+        write_once(file, lambda new: np.save(new, self._computed(samples, augmented).numpy()))
         return torch.from_numpy(np.load(file))
 
     def _name(self, samples: Tensor, augmented: bool) -> str:
@@ -95,44 +89,38 @@ class FeatureExtractor:
         weights and settings stand for it; those of a function are computed.
         """
         digest = hashlib.sha256(repr((tuple(samples.shape), augmented)).encode())
-        for part in samples.split(1024):
-            digest.update(part.contiguous().numpy().tobytes())
         some = samples[:_PROBED]
         network = self.backbone
         keys = sampling.sample_keys(0, len(some))
+        tensors = [*samples.split(1024)]
         if isinstance(network, torch.nn.Module):
-            plain = {
-                k: v for k, v in vars(network).items() if isinstance(v, (int, float, str, tuple))
-            }
-            digest.update(repr((type(network), sorted(plain.items()), self.counts)).encode())
-            tensors = [t.cpu() for _, t in sorted(network.state_dict().items())]
-            tensors += [
-                view(some, keys) for view in (self.views.plain, self.views.weak, self.views.strong)
-            ]
+            for name, value in sorted(vars(network).items()):
+                if isinstance(value, (int, float, str, tuple)):
+                    digest.update(repr((name, value)).encode())
+            digest.update(repr((type(network), self.counts)).encode())
+            tensors += dict(sorted(network.state_dict().items())).values()
+            for view in (self.views.plain, self.views.weak, self.views.strong):
+                tensors.append(view(some, keys))
         else:
-            tensors = [self._all_views(some, keys, augmented)]
+            tensors.append(self._all_views(some, keys, augmented))
         for tensor in tensors:
-            digest.update(tensor.contiguous().numpy().tobytes())
+            digest.update(tensor.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()[:32]
 
-    def _batches(self, samples: Tensor, augmented: bool) -> Iterator[Tensor]:
+    def _computed(self, samples: Tensor, augmented: bool) -> Tensor:
         keys = sampling.sample_keys(0, len(samples))
-        parts = zip(samples.split(_AT_ONCE), keys.split(_AT_ONCE), strict=True)
-        with tqdm(
-            total=len(samples), desc="features", unit=" samples", delay=1, leave=False, disable=None
-        ) as bar:
-            for part, of_part in parts:
-                yield self._all_views(part, of_part, augmented)
-                bar.update(len(part))
+        parts = [*zip(samples.split(_AT_ONCE), keys.split(_AT_ONCE), strict=True)]
+        features = []
+        for part, of_part in tqdm(parts, "features", delay=1, leave=False, disable=None):
+            features.append(self._all_views(part, of_part, augmented))
+        return torch.cat(features)
 
     def _all_views(self, samples: Tensor, keys: Tensor, augmented: bool) -> Tensor:
         features = [self._features(self.views.plain, samples, keys[:0])]
         if augmented:
             for view, count in zip((self.views.weak, self.views.strong), self.counts, strict=True):
-                features += [
-                    self._features(view, samples, sampling.fold_in(keys, number))
-                    for number in range(count)
-                ]
+                for number in range(count):
+                    features.append(self._features(view, samples, sampling.fold_in(keys, number)))
         return torch.stack(features, dim=1)
 
     def _features(self, view: ViewFunction, samples: Tensor, keys: Tensor) -> Tensor:

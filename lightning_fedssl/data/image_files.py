@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock
 from torch import Tensor
 from tqdm import tqdm
+
+from lightning_fedssl.storage.files import write_once
 
 RESAMPLING = "BILINEAR"
 """Pillow's name of the filter that resizes images; it averages over more pixels the more an image
@@ -58,16 +59,14 @@ def read_images(
         images = np.empty(shape, dtype=np.uint8)
         _decode(paths, in_shape, key, images)
         return torch.from_numpy(images)
-    Path(cache_dir).mkdir(parents=True, exist_ok=True)
-    final = Path(cache_dir, f"{_fingerprint(paths, in_shape)}.npy")
-    with FileLock(final.with_suffix(".lock")):  # one process decodes, the others wait
-        if not final.exists():
-            partial = final.with_suffix(".partial.npy")
-            _decode(paths, in_shape, key, np.lib.format.open_memmap(partial, "w+", np.uint8, shape))
-            partial.replace(final)
-    return torch.from_numpy(
-        np.load(final, mmap_mode="c")
-    )  # torch refuses read-only arrays; nothing writes to it
+    file = Path(cache_dir, f"{_fingerprint(paths, in_shape)}.npy")
+
+    def write(new: Path) -> None:
+        _decode(paths, in_shape, key, np.lib.format.open_memmap(new, "w+", np.uint8, shape))
+
+    write_once(file, write)
+    # torch refuses read-only arrays; nothing writes to it
+    return torch.from_numpy(np.load(file, mmap_mode="c"))
 
 
 def _decode(paths: Sequence[str | Path], in_shape: tuple[int, ...], key: str, images: Any) -> None:
@@ -76,10 +75,7 @@ def _decode(paths: Sequence[str | Path], in_shape: tuple[int, ...], key: str, im
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoders release the interpreter's lock
         done = pool.map(fill, range(len(paths)))
-        for _ in tqdm(
-            done, "reading", len(paths), unit=" images", delay=1, leave=False, disable=None
-        ):
-            pass
+        list(tqdm(done, "reading", len(paths), unit=" images", delay=1, leave=False, disable=None))
 
 
 def _fingerprint(paths: Sequence[str | Path], in_shape: tuple[int, ...]) -> str:
@@ -88,10 +84,10 @@ def _fingerprint(paths: Sequence[str | Path], in_shape: tuple[int, ...]) -> str:
     """
     digest = hashlib.sha256(repr((in_shape, "upright")).encode())
     for path in paths:
-        status = (
-            os.stat(path) if os.path.exists(path) else None
-        )  # a missing file is refused when it is read
-        known = (status.st_size, status.st_mtime_ns) if status else ()
+        known: tuple[int, ...] = ()
+        with suppress(OSError):  # a missing file is refused when it is read
+            status = os.stat(path)
+            known = status.st_size, status.st_mtime_ns
         digest.update(repr((os.path.abspath(path), known)).encode())
     return digest.hexdigest()[:32]
 

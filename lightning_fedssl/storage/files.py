@@ -33,6 +33,17 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         new.unlink(missing_ok=True)
 
 
+def write_once(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file as :func:`replace_file` does, unless it exists.
+
+    One process writes, the others wait.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        if not path.exists():
+            replace_file(path, write)
+
+
 def write_synced(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write a file that survives a kill and a power cut: ``path`` is the old file until all of the
     new one is on disk.

@@ -180,7 +180,7 @@ def hold(data: ToyData, unlabeled: list[torch.Tensor]) -> None:
     """Give every party other unlabelled images."""
     clients = [ClientIndices(old.labeled, new) for old, new in zip(data.split.clients, unlabeled, strict=True)]
     data.split = replace(data.split, clients=clients)
-    data._unlabeled = data.split.client_list.unlabeled.values
+    data._clients = data.split.client_list
 
 
 def test_a_client_s_loss_counts_as_often_as_it_has_seen_images() -> None:

@@ -479,8 +479,7 @@ def check_samples(split: FederatedSplit, asked: SplitRequest, who: str, remedy: 
     """
     held = split.client_list
     assigned = torch.cat([split.server_labeled, held.labeled.values, held.unlabeled.values])
-    available = asked.labels >= 0
-    available[asked.without_label] = True
+    available = asked.in_federation
     if len(assigned) and not 0 <= int(assigned.min()) <= int(assigned.max()) < len(available):
         raise ValueError(
             f"{who} names the samples {int(assigned.min())} to {int(assigned.max())} of "

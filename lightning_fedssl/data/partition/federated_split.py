@@ -47,6 +47,11 @@ class SplitRequest:
     client_ids: Tensor | None = None
     without_label: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
+    @property
+    def in_federation(self) -> Tensor:
+        """Which images are to be assigned, ``(N,)`` bool: the others are held out."""
+        return (self.labels >= 0).index_fill(0, self.without_label, True)
+
 
 @dataclass(frozen=True, eq=False)
 class FederatedSplit:
@@ -103,11 +108,11 @@ class FederatedSplit:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             server = _index_tensor(content["server_labeled"])
-            held = [
-                [_index_tensor(one[kind]) for kind in ("labeled", "unlabeled")]
-                for one in content["clients"]
-            ]
-            split = cls(int(content["seed"]), server, [ClientIndices(*lists) for lists in held])
+            held = []
+            for one in content["clients"]:
+                labeled = _index_tensor(one["labeled"])
+                held.append(ClientIndices(labeled, _index_tensor(one["unlabeled"])))
+            split = cls(int(content["seed"]), server, held)
             stored_hash = content["hash"]
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
             raise ValueError(
@@ -120,10 +125,10 @@ class FederatedSplit:
         return split
 
     def _content(self) -> dict[str, Any]:
-        lists = zip(
-            self.client_list.labeled.tolist(), self.client_list.unlabeled.tolist(), strict=True
-        )
-        clients = [{"labeled": labeled, "unlabeled": unlabeled} for labeled, unlabeled in lists]
+        clients = []
+        held = self.client_list
+        for lists in zip(held.labeled.tolist(), held.unlabeled.tolist(), strict=True):
+            clients.append(dict(zip(ClientIndices._fields, lists, strict=True)))
         return {
             "seed": self.seed,
             "server_labeled": self.server_labeled.tolist(),
@@ -132,8 +137,10 @@ class FederatedSplit:
 
 
 def _index_tensor(values: Any) -> Tensor:
-    if not isinstance(values, list) or not all(
-        type(value) is int and value >= 0 for value in values
+    if (
+        not isinstance(values, list)
+        or not {*map(type, values)} <= {int}
+        or min(values, default=0) < 0
     ):
         raise TypeError("indices must be a list of integers from 0")
     return torch.tensor(values, dtype=torch.int64)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -43,7 +44,7 @@ class IndexLists:
     def of(cls, parts: Iterable[Tensor]) -> IndexLists:
         """The lists of a sequence of tensors."""
         parts = list(parts)
-        sizes = torch.tensor([part.numel() for part in parts], dtype=torch.int64)
+        sizes = torch.tensor(list(map(torch.numel, parts)), dtype=torch.int64)
         return cls(torch.cat([torch.zeros(0, dtype=torch.int64), *parts]), sizes)
 
     def __len__(self) -> int:
@@ -53,9 +54,6 @@ class IndexLists:
         party = range(len(self))[party]
         return self.values[self.ends[party] : self.ends[party + 1]]
 
-    def __iter__(self) -> Iterator[Tensor]:
-        return (self[party] for party in range(len(self)))
-
     def owners(self) -> Tensor:
         """The party of every entry of ``values``, int64 ``(n,)``."""
         return torch.repeat_interleave(torch.arange(len(self)), self.sizes)
@@ -63,7 +61,7 @@ class IndexLists:
     def tolist(self) -> list[list[int]]:
         """The lists as Python's."""
         values = self.values.tolist()
-        return [values[first:end] for first, end in zip(self.ends, self.ends[1:], strict=False)]
+        return [values[first:end] for first, end in pairwise(self.ends)]
 
     def select(self, keep: Tensor) -> IndexLists:
         """The entries for which ``keep`` ``(n,)`` is true."""
@@ -72,6 +70,10 @@ class IndexLists:
     def lookup(self, table: Tensor) -> IndexLists:
         """Every entry replaced by its entry in a table, such as labels."""
         return IndexLists(table[self.values], self.sizes)
+
+    def to(self, device: torch.device) -> IndexLists:
+        """The same with the values on a device."""
+        return IndexLists(self.values.to(device), self.sizes)
 
     def sorted(self) -> IndexLists:
         """Every list in ascending order."""
@@ -113,6 +115,10 @@ class ClientList(Sequence[ClientIndices]):
         """
         marked = is_labeled[parts.values]
         return cls(parts.select(marked), parts.select(~marked))
+
+    def to(self, device: torch.device) -> ClientList:
+        """The same on a device."""
+        return ClientList(self.labeled.to(device), self.unlabeled.to(device))
 
     def __len__(self) -> int:
         return len(self.labeled)
