@@ -71,6 +71,11 @@ def _stack(tensors: list[Tensor]) -> Tensor:
     return torch.stack([t.permute(0, 2, 3, 1) for t in tensors]).permute(0, 1, 4, 2, 3)
 
 
+def renamed(function: Callable[[str], str], values: Mapping[str, Value]) -> dict[str, Value]:
+    """All, each under what a function makes of its name."""
+    return {function(name): value for name, value in values.items()}
+
+
 def places(keys: Iterable[Key]) -> dict[Key, int]:
     """The place of each, from 0."""
     return {key: place for place, key in enumerate(keys)}

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_fedssl.functional.by_name import only, without
 from lightning_fedssl.models.pretrained import read_weights
 
 
@@ -108,13 +109,14 @@ def _load(network: nn.Module, path: str) -> None:
     found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
     if not own.keys() <= found.keys():
         found = dict(zip(own, found.values(), strict=False))
-    wrong = [n for n, t in own.items() if n not in found or found[n].shape != t.shape]
-    if wrong:
+    found = only(found, own)
+    fits = {name for name, tensor in found.items() if tensor.shape == own[name].shape}
+    if wrong := [*without(own, fits)]:
         raise ValueError(
             f"data.backbone: {path} does not fit the network: {len(wrong)} of {len(own)} tensors "
             f"are missing or of another shape, such as {wrong[0]}; give the weights of this network"
         )
-    network.load_state_dict({name: found[name] for name in own})
+    network.load_state_dict(found)
 
 
 SHORTEST_SERIES = 12
@@ -151,9 +153,8 @@ class RandomKernels(Backbone):
         features = []
         for series in (x, _of_unit_scale(x.diff(dim=2), 1, 2)):
             for number, (dilation, padding) in enumerate(self.groups):
-                weight, bias = (
-                    self.get_buffer(f"{part}_{number}").to(x.dtype) for part in ("weight", "bias")
-                )
+                weight = self.get_buffer(f"weight_{number}").to(x.dtype)
+                bias = self.get_buffer(f"bias_{number}").to(x.dtype)
                 y = F.conv1d(series, weight, bias, padding=padding, dilation=dilation)
                 features.append((y > 0).to(x.dtype).mean(2))
         values = x.flatten(1)

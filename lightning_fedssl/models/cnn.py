@@ -70,12 +70,10 @@ class CNN(Network):
 
     def chain(self) -> Layers:
         """The layers in the order in which they are applied."""
-        layers = []
+        layers: Layers = []
         for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
-            layers += [
-                (f"convs.{index}", conv),
-                (f"norms.{index}", norm),
-                (f"relu_{index}", nn.ReLU()),
-            ]
-            layers += [(f"pool_{index}", MaxPool2d())] if index < len(self.convs) - 1 else []
+            if index:
+                layers.append((f"pool_{index - 1}", MaxPool2d()))
+            layers += [(f"convs.{index}", conv), (f"norms.{index}", norm)]
+            layers.append((f"relu_{index}", nn.ReLU()))
         return [*layers, ("average", GlobalAverage()), ("classifier", self.classifier)]

@@ -14,7 +14,8 @@ class CNN13(Network):
 
     Dropout, average pooling, linear.
 
-    The stages of 128 and 256 channels each have three 3x3 convolutions, a 2x2 max-pool and dropout.
+    The stages of 128 and 256 channels each have three 3x3 convolutions, a 2x2 max-pool and dropout
+    of 0.5.
     The last stage has a 3x3 convolution without padding to 512 channels, and 1x1 convolutions to
     256 and 128. This is Fed-SHVR's CIFAR-10 network in the form of Mean Teacher (Tarvainen and
     Valpola, NIPS 2017), without Mean Teacher's input noise and weight normalisation: 3,121,802
@@ -27,7 +28,6 @@ class CNN13(Network):
         norm: The normalisation layer after each convolution. With ``none`` the convolutions have
             biases instead.
         norm_groups: Groups of a group norm; layers with fewer channels have a group per channel.
-        dropout: Probability that a value is dropped after the first two stages.
         width: Channels of the first stage.
     """
 
@@ -36,14 +36,10 @@ class CNN13(Network):
         num_classes: int = 10,
         in_shape: InShape = (3, 32, 32),
         norm: NormKind = "batch",
-        dropout: float = 0.5,
         width: int = 128,
         norm_groups: int = DEFAULT_GROUPS,
     ) -> None:
         super().__init__()
-        if not 0 <= dropout < 1:
-            raise ValueError(f"model.network.dropout is {dropout}: give 0 or more and less than 1")
-        self.dropout = dropout
         w = width
         kernels = (3, 3, 3, 3, 3, 3, 3, 1, 1)
         channels = (in_shape[0], w, w, w, 2 * w, 2 * w, 2 * w, 4 * w, 2 * w, w)
@@ -59,7 +55,6 @@ class CNN13(Network):
         for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             x = F.leaky_relu(norm(conv(x)), 0.1)
             if index in (2, 5):
-                x = max_pool(x)
-                x = F.dropout(x, self.dropout, self.training) if self.dropout else x
+                x = F.dropout(max_pool(x), 0.5, self.training)
         logits: Tensor = self.classifier(x.mean((2, 3)))
         return logits

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import below, mapped, paired, unprefixed
+from lightning_fedssl.functional.by_name import below, paired, unprefixed
 from lightning_fedssl.functional.tied import call_with
 from lightning_fedssl.models.network import Network
 
@@ -36,19 +36,15 @@ class Decomposed(Network):
     ) -> None:
         super().__init__()
         self.sigma = network
-        norms = {name for name, module in network.named_modules() if isinstance(module, _NORMS)}
-        self.decomposed = [
-            n for n, _ in network.named_parameters() if n.rpartition(".")[0] not in norms
-        ]
-        if variance_scaling:
-            for name in self.decomposed:
-                _draw(network.get_parameter(name))
-        # A parameter's name cannot hold a dot.
-        parts = {
-            name.replace(".", "/"): network.get_parameter(name).detach() * psi_scale
-            for name in self.decomposed
-        }
-        self.psi = nn.ParameterDict(mapped(nn.Parameter, parts))
+        self.decomposed: list[str] = []
+        self.psi = nn.ParameterDict()
+        for name, weight in network.named_parameters():
+            if not isinstance(network.get_submodule(name.rpartition(".")[0]), _NORMS):
+                if variance_scaling:
+                    _draw(weight)
+                self.decomposed.append(name)
+                # A parameter's name cannot hold a dot.
+                self.psi[name.replace(".", "/")] = nn.Parameter(weight.detach() * psi_scale)
 
     def parts(self) -> tuple[State, State]:
         """Sigma, with the weights of the norm layers, and psi, by the names of the network."""

@@ -24,7 +24,6 @@ class EMNISTCNN(Network):
             from the data.
         norm: The normalisation layer after each convolution.
         norm_groups: Groups of a group norm; layers with fewer channels have a group per channel.
-        dropout: Probability that a channel is dropped before the linear layers.
     """
 
     def __init__(
@@ -32,7 +31,6 @@ class EMNISTCNN(Network):
         num_classes: int = 47,
         in_shape: InShape = (1, 28, 28),
         norm: NormKind = "none",
-        dropout: float = 0.25,
         norm_groups: int = DEFAULT_GROUPS,
     ) -> None:
         super().__init__()
@@ -42,7 +40,7 @@ class EMNISTCNN(Network):
         self.norm1 = make_norm(32)
         self.conv2 = nn.Conv2d(32, 64, 3)
         self.norm2 = make_norm(64)
-        self.dropout = nn.Dropout2d(dropout)
+        self.dropout = nn.Dropout2d(0.25)
         self.linear = nn.Linear(64 * ((height - 4) // 2) * ((width - 4) // 2), 128)
         self.classifier = nn.Linear(128, num_classes)
 

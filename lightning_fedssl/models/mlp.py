@@ -6,7 +6,6 @@ import math
 from itertools import pairwise
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lightning_fedssl.models.network import InShape, Layers, Network
 
@@ -23,10 +22,6 @@ class MLP(Network):
         in_shape: Shape of one image, ``(channels, height, width)``; comes from the data.
         hidden: Widths of the hidden layers, first to last; an empty tuple gives a linear
             classifier.
-        dropout: Probability that a hidden unit's value is dropped in training.
-
-    Raises:
-        ValueError: If ``dropout`` is not from 0 to below 1.
 
     Example:
         >>> import torch
@@ -39,12 +34,8 @@ class MLP(Network):
         num_classes: int = 10,
         in_shape: InShape = (3, 32, 32),
         hidden: tuple[int, ...] = (200, 200),
-        dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if not 0 <= dropout < 1:
-            raise ValueError(f"model.network.dropout is {dropout}: give 0 or more and less than 1")
-        self.dropout = dropout
         widths = (math.prod(in_shape), *hidden)
         self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self.classifier = nn.Linear(widths[-1], num_classes)
@@ -54,7 +45,6 @@ class MLP(Network):
         x = x.flatten(1)
         for layer in self.hidden:
             x = layer(x).relu()
-            x = F.dropout(x, self.dropout, self.training) if self.dropout else x
         logits: Tensor = self.classifier(x)
         return logits
 
@@ -63,5 +53,4 @@ class MLP(Network):
         layers: Layers = [("flatten", nn.Flatten())]
         for index, layer in enumerate(self.hidden):
             layers += [(f"hidden.{index}", layer), (f"relu_{index}", nn.ReLU())]
-            layers += [(f"dropout_{index}", nn.Dropout(self.dropout))] if self.dropout else []
         return [*layers, ("classifier", self.classifier)]

@@ -158,13 +158,11 @@ def _arguments(
     if configured != num_classes:
         raise ValueError(
             f"model.network has num_classes {configured}, but the data have {num_classes} "
-            "classes. Leave "
-            "num_classes, in_shape and in_channels out of model.network.init_args: the data set "
-            "them."
+            "classes. Leave num_classes, in_shape and in_channels out of model.network.init_args: "
+            "the data set them."
         )
     offered = {"num_classes": num_classes, "in_shape": in_shape, "in_channels": in_shape[0]}
-    accepted = _accepted(_target(factory))
-    return only(offered, accepted)
+    return only(offered, _accepted(_target(factory)))
 
 
 def _accepted(target: Callable[..., nn.Module]) -> set[str]:
@@ -173,12 +171,10 @@ def _accepted(target: Callable[..., nn.Module]) -> set[str]:
     ``**kwargs`` count as accepting the usual ones.
     """
     if getattr(target, "__init__", None) is nn.Module.__init__:
-        return (
-            set()
-        )  # the class has no constructor; that of torch declares **kwargs but rejects all of them
+        return set()  # torch's own constructor declares **kwargs but rejects all of them
     parameters = inspect.signature(target).parameters
     accepted = set(parameters)
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+    if inspect.Parameter.VAR_KEYWORD in [parameter.kind for parameter in parameters.values()]:
         is_ours = isinstance(target, type) and issubclass(target, Network)
         accepted |= {"num_classes", "in_shape"} if is_ours else {"num_classes"}
     return accepted

@@ -14,7 +14,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lightning_fedssl.functional.averaging import State, is_finite
-from lightning_fedssl.functional.by_name import below, prefixed, unprefixed, without
+from lightning_fedssl.functional.by_name import (
+    below,
+    only,
+    prefixed,
+    renamed,
+    unprefixed,
+    without,
+)
 from lightning_fedssl.functional.frozen import select_names, shortened
 from lightning_fedssl.functional.tied import first_names, tensors_of
 from lightning_fedssl.models.network import Network
@@ -58,25 +65,22 @@ def load_weights(network: nn.Module, path: str | Path, left_out: Sequence[str] =
     first = first_names(network)
     found = read_weights(Path(path).expanduser())
     if isinstance(network, Network):
-        found = {network.own_name(name): tensor for name, tensor in found.items()}
-    own, found = _without_adapters(
-        own, {first.get(name, name): tensor for name, tensor in found.items()}
-    )
+        found = renamed(network.own_name, found)
+    found = renamed(lambda name: first.get(name, name), found)
+    own, found = _without_adapters(own, found)
     found = _with_prefix(found, own)
-    excluded = select_names({name: name for name in found} | first, left_out, "model.init_except")
-    own, found = (
-        {n: t for n, t in s.items() if n not in excluded and not n.endswith(_COUNTER)}
-        for s in (own, found)
-    )
+    names = dict(zip(found, found, strict=True)) | first
+    ignored = select_names(names, left_out, "model.init_except")
+    ignored |= {name for name in names if name.endswith(_COUNTER)}
+    own = without(own, ignored)
+    found = without(found, ignored)
     if mismatch := _mismatch(own, found):
         raise ValueError(
             f"model.init_from: {path} does not fit {type(network).__name__}: "
-            f"{'; '.join(mismatch)}. Choose the network "
-            "that the file was written for, or list the tensors that may differ in "
-            "model.init_except, for example "
-            "[classifier]"
+            f"{'; '.join(mismatch)}. Choose the network that the file was written for, or list "
+            "the tensors that may differ in model.init_except, for example [classifier]"
         )
-    if not is_finite(t for t in found.values() if t.is_floating_point()):
+    if not is_finite(filter(Tensor.is_floating_point, found.values())):
         raise ValueError(
             f"model.init_from: {path} has weights that are not finite numbers; give another file"
         )
@@ -97,9 +101,8 @@ def read_weights(path: Path, key: str = "model.init_from") -> State:
     """
     if not path.is_file():
         raise ValueError(
-            f"{key}: there is no file {path.absolute()}; give the path of a file with "
-            "weights, or null where "
-            "a checkpoint brings the weights"
+            f"{key}: there is no file {path.absolute()}; give the path of a file with weights, "
+            "or null where a checkpoint brings the weights"
         )
     tensors = _tensors_of(_content(path, key))
     if not tensors:
@@ -117,9 +120,9 @@ def _content(path: Path, key: str) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever the bytes of a foreign file cause
         raise ValueError(
-            f"{key}: {path} cannot be read as a file of weights: it is damaged or of "
-            "another kind, or holds "
-            "more than tensors; save the weights alone by torch.save(network.state_dict(), path)"
+            f"{key}: {path} cannot be read as a file of weights: it is damaged or of another "
+            "kind, or holds more than tensors; save the weights alone by "
+            "torch.save(network.state_dict(), path)"
         ) from error
 
 
@@ -140,13 +143,10 @@ def _without_prefixes(state: State) -> State:
     common prefixes.
     """
     network = below("network.", state)
-    state = (
-        network
-        if network and all(n.startswith(("network.", "teacher.", "head.")) for n in state)
-        else state
-    )
+    if len(network) + len(below("teacher.", state)) + len(below("head.", state)) == len(state):
+        state = network or state
     for prefix in _PREFIXES:
-        if all(name.startswith(prefix) for name in state):
+        if len(below(prefix, state)) == len(state):
             state = unprefixed(prefix, state)
     return state
 
@@ -165,31 +165,27 @@ def _without_adapters(own: State, found: State) -> tuple[State, State]:
         own: The network's tensors.
         found: Those of the file; if it has peft's names, too, both are returned unchanged.
     """
-    if not any(_PEFT in name for name in own) or any(_PEFT in name for name in found):
+    if _PEFT not in " ".join(own) or _PEFT in " ".join(found):
         return own, found
-    adapted = {name.partition(".base_layer.")[0] for name in own if ".base_layer." in name}
-    kept = {
-        n: t
-        for n, t in own.items()
-        if ".base_layer." in n or not any(n.startswith(f"{a}.") for a in adapted)
-    }
-    names = {name: re.sub(_OF_PEFT, "", name.partition(_PEFT)[2]) for name in kept}
+    adapted = tuple(name.partition("base_layer.")[0] for name in own if ".base_layer." in name)
+    names = {}
+    for name in own:
+        if ".base_layer." in name or not name.startswith(adapted):
+            names[name] = re.sub(_OF_PEFT, "", name.partition(_PEFT)[2])
     known = {name: found[old] for name, old in names.items() if old in found}
-    return kept, known | without(found, names.values())
+    return only(own, names), known | without(found, names.values())
 
 
 def _mismatch(own: State, found: State) -> list[str]:
     """One phrase for each kind of difference, with the tensors that differ."""
-    missing = [name for name in own if name not in found]
-    unexpected = [name for name in found if name not in own]
-    shapes = [
-        f"{name} is {tuple(found[name].shape)} instead of {tuple(own[name].shape)}"
-        for name in own
-        if name in found and found[name].shape != own[name].shape
-    ]
-    kinds = (
-        ("missing in the file", missing),
-        ("unknown to the network", unexpected),
-        ("of another shape", shapes),
-    )
-    return [f"{len(names)} {kind}: {shortened(names)}" for kind, names in kinds if names]
+    shapes = []
+    for name, tensor in only(own, found).items():
+        wrong = tuple(found[name].shape)
+        if wrong != tuple(tensor.shape):
+            shapes.append(f"{name} is {wrong} instead of {tuple(tensor.shape)}")
+    kinds = {
+        "missing in the file": [*without(own, found)],
+        "unknown to the network": [*without(found, own)],
+        "of another shape": shapes,
+    }
+    return [f"{len(names)} {kind}: {shortened(names)}" for kind, names in kinds.items() if names]

@@ -5,6 +5,7 @@ train them.
 from __future__ import annotations
 
 import re
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -48,12 +49,23 @@ class _BasicBlock(nn.Module):
 class _ResNet(Network):
     """A 3x3 stem without pooling, stages of basic blocks, and the mean over positions before the
     classifier.
+
+    Attributes:
+        strides: Of the first block of each stage.
+        blocks_per_stage: Number of blocks of each stage.
     """
 
+    strides: ClassVar[tuple[int, ...]]
+    blocks_per_stage: ClassVar[int]
+
     def __init__(
-        self, num_classes: int, in_shape: InShape, norm: NormKind, width: int, norm_groups: int,
-        strides: tuple[int, ...], blocks_per_stage: int,
-    ) -> None:  # fmt: skip
+        self,
+        num_classes: int = 10,
+        in_shape: InShape = (3, 32, 32),
+        norm: NormKind = "group",
+        width: int = 64,
+        norm_groups: int = DEFAULT_GROUPS,
+    ) -> None:
         super().__init__()
         make_norm = norm_layers(norm, norm_groups)
         self.stem = nn.Sequential(
@@ -61,14 +73,10 @@ class _ResNet(Network):
         )
         blocks = []
         channels = width
-        for stage, stride in enumerate(strides):
-            channels_out = width * 2**stage
-            blocks.append(_BasicBlock(channels, channels_out, stride, make_norm))
-            blocks += [
-                _BasicBlock(channels_out, channels_out, 1, make_norm)
-                for _ in range(blocks_per_stage - 1)
-            ]
-            channels = channels_out
+        for stage, first in enumerate(self.strides):
+            for stride in (first, *[1] * (self.blocks_per_stage - 1)):
+                blocks.append(_BasicBlock(channels, width * 2**stage, stride, make_norm))
+                channels = width * 2**stage
         self.blocks = nn.Sequential(*blocks)
         self.classifier = nn.Linear(channels, num_classes)
 
@@ -93,6 +101,9 @@ class ResNet8(_ResNet):
         width: Channels of the stem and first stage; later stages double it. Published: 64.
     """
 
+    strides = (1, 2, 2)
+    blocks_per_stage = 1
+
     def __init__(
         self,
         num_classes: int = 10,
@@ -101,9 +112,7 @@ class ResNet8(_ResNet):
         width: int = 64,
         norm_groups: int = DEFAULT_GROUPS,
     ) -> None:
-        super().__init__(
-            num_classes, in_shape, norm, width, norm_groups, strides=(1, 2, 2), blocks_per_stage=1
-        )
+        super().__init__(num_classes, in_shape, norm, width, norm_groups)
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
@@ -127,23 +136,8 @@ class ResNet18(_ResNet):
         width: Channels of the stem and first stage; later stages double it. Published: 64.
     """
 
-    def __init__(
-        self,
-        num_classes: int = 10,
-        in_shape: InShape = (3, 32, 32),
-        norm: NormKind = "group",
-        width: int = 64,
-        norm_groups: int = DEFAULT_GROUPS,
-    ) -> None:
-        super().__init__(
-            num_classes,
-            in_shape,
-            norm,
-            width,
-            norm_groups,
-            strides=(1, 2, 2, 2),
-            blocks_per_stage=2,
-        )
+    strides = (1, 2, 2, 2)
+    blocks_per_stage = 2
 
     def own_name(self, name: str) -> str:
         """``layer2.0.bn1.weight`` of torchvision and timm is ``blocks.2.norm1.weight`` here, and so
@@ -223,15 +217,13 @@ class ResNet9(Network):
         def conv(channels_in: int, channels_out: int) -> nn.Module:
             return _ConvNormReLU(channels_in, channels_out, make_norm, bias)
 
-        c1 = width
         c2 = 2 * width
-        c3 = 4 * width
         c4 = 8 * width
-        self.conv1 = conv(in_shape[0], c1)
-        self.conv2 = conv(c1, c2)
+        self.conv1 = conv(in_shape[0], width)
+        self.conv2 = conv(width, c2)
         self.residual1 = nn.Sequential(conv(c2, c2), conv(c2, c2))
-        self.conv3 = conv(c2, c3)
-        self.conv4 = conv(c3, c4)
+        self.conv3 = conv(c2, 4 * width)
+        self.conv4 = conv(4 * width, c4)
         self.residual2 = nn.Sequential(conv(c4, c4), conv(c4, c4))
         self.classifier = nn.Linear(c4, num_classes, bias=bias)
 

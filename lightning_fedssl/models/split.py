@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -44,9 +43,8 @@ class SplitNetwork(nn.Module):
         super().__init__()
         self.bottom = bottom
         self.top = top
-        vars(self)["whole"] = (
-            whole  # not by Module.__setattr__, which would register each weight under a second name
-        )
+        # Module.__setattr__ would register each weight under a second name.
+        vars(self)["whole"] = whole
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(batch, classes)`` of images ``(batch, channels, height, width)``."""
@@ -83,8 +81,8 @@ def split(network: nn.Module, at: int | str, in_shape: InShape) -> SplitNetwork:
         listed = ", ".join(f"{index} ({layers[end - 1][0]})" for index, end in ends.items())
         raise ValueError(
             f"model.split is {at!r}, but {type(network).__name__} can be split at: "
-            f"{listed or 'no layer'}. Give one of "
-            "these numbers, or the name of the bottom's last layer"
+            f"{listed or 'no layer'}. Give one of these numbers, or the name of the bottom's "
+            "last layer"
         )
     parts = SplitNetwork(_sequence(layers[:end]), _sequence(layers[end:]), network)
     _refuse_shared_weights(parts)
@@ -94,15 +92,13 @@ def split(network: nn.Module, at: int | str, in_shape: InShape) -> SplitNetwork:
 def _refuse_shared_weights(parts: SplitNetwork) -> None:
     """Refuse a weight that clients and server would both train, each a copy of its own."""
     names = {id(tensor): name for name, tensor in parts.bottom.named_parameters()}
-    shared = next(
-        ((names[id(t)], name) for name, t in parts.top.named_parameters() if id(t) in names), None
-    )
-    if shared:
-        raise ValueError(
-            f"model.split: {shared[0]} at the clients and {shared[1]} at the server are one "
-            "weight of the network; "
-            "split it elsewhere, or give each layer a weight of its own"
-        )
+    for name, tensor in parts.top.named_parameters():
+        if id(tensor) in names:
+            raise ValueError(
+                f"model.split: {names[id(tensor)]} at the clients and {name} at the server are "
+                "one weight of the network; split it elsewhere, or give each layer a weight of "
+                "its own"
+            )
 
 
 def layers_of(network: nn.Module, in_shape: InShape) -> Layers:
@@ -129,10 +125,8 @@ def layers_of(network: nn.Module, in_shape: InShape) -> Layers:
     if not same:
         raise ValueError(
             f"model.network: {type(network).__name__} is no sequence of layers and cannot be "
-            "split. Networks "
-            "that can: AlexNet, CNN, MLP, ResNet9, SVHNCNN, VGG11, VGG16, an nn.Sequential, or "
-            "one with a method "
-            "chain() that lists its layers"
+            "split. Networks that can: AlexNet, CNN, MLP, ResNet9, SVHNCNN, VGG11, VGG16, an "
+            "nn.Sequential, or one with a method chain() that lists its layers"
         )
     return layers
 
@@ -150,9 +144,7 @@ def _same_in_training(network: nn.Module, images: Tensor) -> bool:
     """
     outputs = []
     for whole in (True, False):
-        trained = copy.deepcopy(
-            network
-        ).train()  # for each a copy of its own, because a pass may change buffers
+        trained = copy.deepcopy(network).train()  # of its own: a pass may change buffers
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
             for parameter in trained.parameters():
@@ -183,12 +175,15 @@ def _flattened(layers: Layers) -> Layers:
     """The layers with an added flattening before the first linear layer, where networks usually
     flatten.
     """
-    first = next((i for i, (_, layer) in enumerate(layers) if isinstance(layer, nn.Linear)), None)
-    if first is None or any(isinstance(layer, nn.Flatten) for _, layer in layers[:first]):
-        return layers
-    while first and isinstance(layers[first - 1][1], nn.Dropout):
-        first -= 1
-    return [*layers[:first], ("flatten", nn.Flatten()), *layers[first:]]
+    place = 0  # after the last layer that is neither dropout nor linear
+    for number, (_, layer) in enumerate(layers):
+        if isinstance(layer, nn.Flatten):
+            return layers
+        if isinstance(layer, nn.Linear):
+            return [*layers[:place], ("flatten", nn.Flatten()), *layers[place:]]
+        if not isinstance(layer, nn.Dropout):
+            place = number + 1
+    return layers
 
 
 def _ends(layers: Layers) -> dict[int, int]:
@@ -196,17 +191,15 @@ def _ends(layers: Layers) -> dict[int, int]:
 
     The top always has a layer with weights.
     """
-    heavy = [
-        i for i, (_, layer) in enumerate(layers) if any(p.dim() > 1 for p in layer.parameters())
-    ]
-    ends = {}
-    for index, (this, following) in enumerate(pairwise(heavy), start=1):
-        first_of_top = (
-            i
-            for i in range(this + 1, following)
-            if isinstance(layers[i][1], (nn.Flatten, nn.Dropout))
-        )
-        ends[index] = next(first_of_top, following)
+    ends: dict[int, int] = {}
+    end = 0  # of the bottom, if the next layer with weights is the first of the top
+    for place, (_, layer) in enumerate(layers):
+        if max(map(Tensor.dim, layer.parameters()), default=0) > 1:
+            ends[len(ends)] = end or place
+            end = 0
+        elif isinstance(layer, (nn.Flatten, nn.Dropout)):
+            end = end or place
+    ends.pop(0, None)  # before the first layer with weights
     return ends
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_fedssl.models.layers import DEFAULT_GROUPS, NormKind, NormLayers, norm_layers
-from lightning_fedssl.models.network import GlobalAverage, InShape, Layers, Network
+from lightning_fedssl.models.network import GlobalAverage, InShape, Network
 
 
 class VGG11(Network):
@@ -40,20 +40,9 @@ class VGG11(Network):
     ) -> None:
         super().__init__()
         stages = ((1,), (2,), (4, 4), (8, 8), (8, 8))
-        self.features = nn.Sequential(
-            *_convolutions(in_shape[0], stages, width, norm_layers(norm, norm_groups), [0] * 5)
-        )
+        layers = _convolutions(in_shape[0], stages, width, norm_layers(norm, norm_groups))
+        self.features = nn.Sequential(*layers, GlobalAverage())
         self.classifier = nn.Linear(8 * width, num_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
-        logits: Tensor = self.classifier(self.features(x).mean((2, 3)))
-        return logits
-
-    def chain(self) -> Layers:
-        """The layers in the order in which they are applied."""
-        features = [(f"features.{name}", layer) for name, layer in self.features.named_children()]
-        return [*features, ("average", GlobalAverage()), ("classifier", self.classifier)]
 
 
 class VGG16(Network):
@@ -63,10 +52,10 @@ class VGG16(Network):
 
     Channels 64, 64, pool, 128, 128, pool, 256 three times, pool, 512 three times, pool, 512 three
     times, pool: configuration D of K. Simonyan and A. Zisserman (ICLR 2015, arXiv 1409.1556). The
-    fourth pool pads by one pixel; dropout follows both hidden linear layers. With images of 144 x
-    144 pixels and 100 classes: 14,723,136 parameters in the convolutions (split index 13), which
-    give 12,800 features, and 69,623,908 after them. Initialisation is PyTorch's default. Source:
-    the authors' code of Semi-SFL (arXiv 2307.15870).
+    fourth pool pads by one pixel; dropout of 0.5 follows both hidden linear layers. With images of
+    144 x 144 pixels and 100 classes: 14,723,136 parameters in the convolutions (split index 13),
+    which give 12,800 features, and 69,623,908 after them. Initialisation is PyTorch's default.
+    Source: the authors' code of Semi-SFL (arXiv 2307.15870).
 
     Args:
         num_classes: Outputs; comes from the data.
@@ -75,7 +64,6 @@ class VGG16(Network):
         norm: The normalisation layer after each convolution.
         norm_groups: Groups of a group norm; layers with fewer channels have a group per channel.
         width: Channels of the first convolution; all other widths scale with it. Published: 64.
-        dropout: Probability that a hidden unit is dropped.
     """
 
     def __init__(
@@ -84,7 +72,6 @@ class VGG16(Network):
         in_shape: InShape = (3, 144, 144),
         norm: NormKind = "batch",
         width: int = 64,
-        dropout: float = 0.5,
         norm_groups: int = DEFAULT_GROUPS,
     ) -> None:
         super().__init__()
@@ -96,19 +83,17 @@ class VGG16(Network):
             )
         stages = ((1, 1), (2, 2), (4,) * 3, (8,) * 3, (8,) * 3)
         hidden = 64 * width
-        self.features = nn.Sequential(
-            *_convolutions(
-                in_shape[0], stages, width, norm_layers(norm, norm_groups), [0, 0, 0, 1, 0]
-            )
-        )
+        make_norm = norm_layers(norm, norm_groups)
+        layers = _convolutions(in_shape[0], stages, width, make_norm, (0, 0, 0, 1, 0))
+        self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(
             nn.Flatten(),
             nn.Linear(8 * width * rows * columns, hidden),
             nn.ReLU(),
-            nn.Dropout(dropout),
+            nn.Dropout(0.5),
             nn.Linear(hidden, hidden),
             nn.ReLU(),
-            nn.Dropout(dropout),
+            nn.Dropout(0.5),
             nn.Linear(hidden, num_classes),
         )
 
@@ -118,7 +103,7 @@ def _convolutions(
     stages: Sequence[Sequence[int]],
     width: int,
     make_norm: NormLayers,
-    padding: Sequence[int],
+    padding: Sequence[int] = (0,) * 5,
 ) -> list[nn.Module]:
     """Stages of convolutions, each with norm and ReLU, and a max-pool after each stage.
 
