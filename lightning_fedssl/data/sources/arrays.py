@@ -21,6 +21,7 @@ from lightning_fedssl.data.sources.base import (
     number_clients,
 )
 from lightning_fedssl.data.sources.reading import NO_LABEL
+from lightning_fedssl.functional.by_name import taken
 from lightning_fedssl.task import Classification, Segmentation
 
 _READ_TWICE = 100
@@ -113,15 +114,12 @@ class Datasets(DataSource):
             if dataset is not None:
                 samples[part], targets = _read(part, dataset)
                 labels[part] = self.task.tidied(targets)
+        wanted = _kind(samples["train"])
         for part, values in samples.items():
-            if (
-                values.shape[1:] != samples["train"].shape[1:]
-                or values.dtype != samples["train"].dtype
-            ):
+            if _kind(values) != wanted:
                 raise ValueError(
-                    f"data.dataset: {part} samples are {tuple(values.shape[1:])} {values.dtype}, "
-                    f"training samples {tuple(samples['train'].shape[1:])} "
-                    f"{samples['train'].dtype}; give both in one shape and type"
+                    f"data.dataset: {part} samples are {_kind(values)}, training samples {wanted}; "
+                    "give both in one shape and type"
                 )
         names = tuple(map(str, self.class_names or range(self.task.count(labels["train"]))))
         if "unlabeled" in samples:
@@ -143,11 +141,9 @@ class Datasets(DataSource):
             type(self).__name__, len(names), tuple(x.shape[1:]), *measure(x), names,
             pixels=x.dtype == torch.uint8, usual_views=False, client_names=client_names,
         )  # fmt: skip
-        validation = (
-            ImageSplit(samples["validation"], numbers["validation"])
-            if "validation" in samples
-            else None
-        )
+        validation = None
+        if "validation" in samples:
+            validation = ImageSplit(samples["validation"], numbers["validation"])
         test = ImageSplit(samples["test"], numbers["test"], test_clients)
         return LoadedData(spec, ImageSplit(x, y, clients), test, validation)
 
@@ -167,8 +163,9 @@ class Datasets(DataSource):
             raise ValueError(
                 "data.dataset: give client_ids and unlabeled_client_ids, or none of them"
             )
-        given = [ids for ids in (labeled, unlabeled) if ids is not None]
-        return [name for ids in given for name in ids] if given else None
+        if labeled is None and unlabeled is None:
+            return None
+        return [*(() if labeled is None else labeled), *(() if unlabeled is None else unlabeled)]
 
     def _compare_classes(self) -> None:
         """Refuses data sets that number their classes in another way than the training data set."""
@@ -202,13 +199,9 @@ class Arrays(Datasets):
 
     def __init__(self, path: str, class_names: Sequence[str] | None = None) -> None:
         arrays = load_arrays(path, "data.dataset")
-        ids = {
-            name: arrays.pop(name, None)
-            for name in ("client_ids", "test_client_ids", "unlabeled_client_ids")
-        }
-        extra = {
-            name for name in ("unlabeled", "validation", "validation_labels") if name in arrays
-        }
+        names = ("client_ids", "test_client_ids", "unlabeled_client_ids")
+        ids = {name: arrays.pop(name, None) for name in names}
+        extra = {"unlabeled", "validation", "validation_labels"} & arrays.keys()
         needed = {"train", "train_labels", "test", "test_labels"} | extra
         if arrays.keys() != needed or ("validation" in extra) != ("validation_labels" in extra):
             raise ValueError(
@@ -216,10 +209,9 @@ class Arrays(Datasets):
                 "train_labels, test, test_labels, unlabeled, validation, validation_labels, "
                 f"{', '.join(ids)}"
             )
-        parts: dict[str, Any] = {
-            part: [arrays[name] for name in (part, f"{part}_labels") if name in arrays]
-            for part in ("train", "test", *extra - {"validation_labels"})
-        }
+        parts: dict[str, Any] = {}
+        for part in ("train", "test", *extra - {"validation_labels"}):
+            parts[part] = [*taken(arrays, (part, f"{part}_labels")).values()]
         super().__init__(**parts, **ids, class_names=class_names)
 
 
@@ -305,20 +297,25 @@ def _read(part: str, dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
 
 def _read_items(part: str, dataset: Any) -> tuple[Tensor, Tensor]:
     """Reads item by item; some samples are read twice."""
-    pairs = [_pair(part, i, dataset[i]) for i in range(len(dataset))]
-    samples = [sample for sample, _ in pairs]
-    if odd := [
-        i
-        for i, one in enumerate(samples)
-        if (one.shape, one.dtype) != (samples[0].shape, samples[0].dtype)
-    ]:
-        raise ValueError(
-            f"data.dataset: {part} samples must have one shape and type; sample 0 is "
-            f"{tuple(samples[0].shape)} {samples[0].dtype}, sample {odd[0]} "
-            f"{tuple(samples[odd[0]].shape)} {samples[odd[0]].dtype}"
-        )
+    samples: list[Tensor] = []
+    labels = []
+    for number in range(len(dataset)):
+        sample, label = _pair(part, number, dataset[number])
+        samples.append(sample)
+        labels.append(label)
+    for number, sample in enumerate(samples):
+        if _kind(sample[None]) != _kind(samples[0][None]):
+            raise ValueError(
+                f"data.dataset: {part} samples must have one shape and type; sample 0 is "
+                f"{_kind(samples[0][None])}, sample {number} {_kind(sample[None])}"
+            )
     _refuse_random(part, dataset, samples)
-    return torch.stack(samples), _stacked(part, [label for _, label in pairs])
+    return torch.stack(samples), _stacked(part, labels)
+
+
+def _kind(samples: Tensor) -> str:
+    """Shape and type of a sample, as messages show them."""
+    return f"{tuple(samples.shape[1:])} {samples.dtype}"
 
 
 def _refuse_random(part: str, dataset: Any, samples: list[Tensor]) -> None:

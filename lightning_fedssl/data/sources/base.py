@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.sources.reading import Reading, cut
-from lightning_fedssl.functional.by_name import places
+from lightning_fedssl.functional.by_name import places, without
 from lightning_fedssl.functional.frozen import shortened
 from lightning_fedssl.task import Classification, Task
 
@@ -128,11 +128,8 @@ def _checked(
             f"DatasetSpec says {tuple(spec.in_shape)} {wanted}; numbers that are no 8-bit pixels "
             "need float32 and pixels=False"
         )
-    for part, values in (
-        ("labels", labels),
-        ("client_ids", split.client_ids),
-        ("files", split.files or None),
-    ):
+    parts = {"labels": labels, "client_ids": split.client_ids, "files": split.files or None}
+    for part, values in parts.items():
         if values is not None and len(values) != len(images):
             raise ValueError(
                 f"{who}: {len(images)} samples and {len(values)} {part}; give one for each"
@@ -265,7 +262,7 @@ def read_csv(path: str | Path, columns: Collection[str], reading: Reading) -> li
         raise ValueError(
             f"{key}: {str(path)!r} is no CSV file in UTF-8 with a head ({error})"
         ) from error
-    if missing := [column for column in columns if column not in head]:
+    if missing := [*without(dict.fromkeys(columns), head)]:
         raise ValueError(
             f"{key}: {str(path)!r} has no column {', '.join(map(repr, missing))}; there are "
             f"{shortened(head)}, which commas must separate; label_column and its like name others"

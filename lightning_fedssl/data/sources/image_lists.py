@@ -122,34 +122,38 @@ class ImageList(DataSource):
     def targets_of(self, images: Sequence[ListedImage], spec: DatasetSpec) -> Tensor:
         """The targets of images, from their labels, of which an empty one is none."""
         numbers = places(spec.class_names) | {"": -1}
-        if unknown := [image for image in images if image.label not in numbers]:
-            raise ValueError(
-                f"data.dataset: the class {unknown[0].label!r} of {str(unknown[0].path)!r} is not "
-                f"among the classes of the training images ({', '.join(spec.class_names)}); "
-                "correct the label, or add training images"
-            )
+        for image in images:
+            if image.label not in numbers:
+                raise ValueError(
+                    f"data.dataset: the class {image.label!r} of {str(image.path)!r} is not among "
+                    f"the classes of the training images ({', '.join(spec.class_names)}); correct "
+                    "the label, or add training images"
+                )
         return torch.tensor([numbers[image.label] for image in images])
 
     def _listed(self) -> Lists:
         """The lists, with training images without a label among the unlabeled ones."""
         if self._lists is None:
             lists = dict(self.list_images())
-            train = lists.get("train", [])
-            empty = [image for image in train if image.label in NO_LABEL]
+            labeled: list[ListedImage] = []
+            empty: list[ListedImage] = []
+            for image in lists.get("train", []):
+                (empty if image.label in NO_LABEL else labeled).append(image)
             if any(image.label for image in empty):
                 self.reading.warn(
                     f"{len(empty)} training images have no label: {empty[-1].label!r} of "
                     f"{empty[-1].path.name!r}"
                 )
             unlabeled = [image._replace(label="") for image in empty]
-            lists["train"] = [image for image in train if image.label not in NO_LABEL]
+            lists["train"] = labeled
             lists["unlabeled"] = lists.get("unlabeled", []) + unlabeled
             rest = described(self._left_out)
-            if absent := [part for part in ("train", "test") if not lists.get(part)]:
-                raise FileNotFoundError(
-                    f"data.dataset: {type(self).__name__} found no {absent[0]} images with labels "
-                    f"in {self.root!r}{_contents(Path(self.root))}{rest}"
-                )
+            for part in ("train", "test"):
+                if not lists.get(part):
+                    raise FileNotFoundError(
+                        f"data.dataset: {type(self).__name__} found no {part} images with labels "
+                        f"in {self.root!r}{_contents(Path(self.root))}{rest}"
+                    )
             if rest:
                 self.reading.warn(f"{Path(self.root).name}{rest}")
             self._lists = lists
@@ -158,11 +162,10 @@ class ImageList(DataSource):
     def _read(
         self, images: Sequence[ListedImage], spec: DatasetSpec, owners: Tensor | None = None
     ) -> ImageSplit:
-        pixels = read_images(
-            [image.path for image in images], spec.in_shape, self.cache_dir, "data.dataset"
-        )
+        paths = [image.path for image in images]
+        pixels = read_images(paths, spec.in_shape, self.cache_dir, "data.dataset")
         labels = self.task.tidied(self.targets_of(images, spec))
-        files = tuple(Path(os.path.relpath(image.path, self.root)).as_posix() for image in images)
+        files = tuple(Path(os.path.relpath(path, self.root)).as_posix() for path in paths)
         return ImageSplit(pixels, labels, owners, files)
 
 
@@ -210,15 +213,11 @@ class ImageFolder(ImageList):
         """The images of every class folder in torchvision's order: a folder's own files precede
         those of its folders.
         """
-        found = [
-            (_composed(folder.name), path)
-            for folder in visible_folders(root, self._left_out)
-            for path in image_files(folder, "data.root", self._left_out)
-        ]
-        return [
-            ListedImage(path, name)
-            for name, path in sorted(found, key=lambda f: (f[0], str(f[1].parent), f[1].name))
-        ]
+        found = []
+        for folder in visible_folders(root, self._left_out):
+            for path in image_files(folder, "data.root", self._left_out):
+                found.append(ListedImage(path, _composed(folder.name)))
+        return sorted(found, key=lambda one: (one.label, str(one.path.parent), one.path.name))
 
 
 class ImageTable(ImageList):
@@ -436,4 +435,5 @@ def _training(lists: Lists) -> list[ListedImage]:
 
 def _clients(images: Sequence[ListedImage]) -> list[str | None] | None:
     """The identifiers of the images' clients; None if there are none."""
-    return [image.client for image in images] if any(image.client for image in images) else None
+    clients = [image.client for image in images]
+    return clients if any(clients) else None
