@@ -49,6 +49,7 @@ from lightning_fedssl.round import Federation, Round
 from lightning_fedssl.schedules import Constant, Schedule
 from lightning_fedssl.state import Batch, ClientStore, ClientUpdate, ServerState, is_local
 from lightning_fedssl.storage.named_value import arguments_in
+from lightning_fedssl.storage.other_names import NamesKeys
 from lightning_fedssl.task import ONE_CLASS, Classification, Task
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ Place = Literal["server", "clients"]
 """Who has the labels."""
 
 
-class FederatedAlgorithm(LightningModule):
+class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
     """Federated averaging with optional training at the server after it.
 
     The base class of all algorithms.

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl.functional.losses import kl_divergence
@@ -121,8 +121,12 @@ class Task(ABC):
         return self.entry_losses(outputs, targets).sum() / count
 
     def labeled_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of true labels, with class weights and smoothing where the task has some."""
+        """The mean loss of true labels, by the task's weights, smoothing or loss of its own."""
         return self.loss(outputs, targets)
+
+    def labeled_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each true label times its weight, 0 where it is missing."""
+        return self.entry_losses(outputs, targets)
 
     @abstractmethod
     def probabilities(self, outputs: Tensor) -> Tensor:
@@ -187,22 +191,32 @@ class _Softmax(Task):
     Args:
         class_weights: A weight of each class in the loss of true labels; 1 if left out.
         label_smoothing: The share of a true label that is spread over all classes, from 0 to 1.
+        criterion: The loss of true labels in place of cross-entropy.
     """
 
     fewest_classes = 2
 
     def __init__(
-        self, class_weights: Sequence[float] | None = None, label_smoothing: float = 0.0
+        self,
+        class_weights: Sequence[float] | None = None,
+        label_smoothing: float = 0.0,
+        criterion: Callable[[], nn.Module] | None = None,
     ) -> None:
-        finite = all(0 <= weight < math.inf for weight in class_weights or [1])
-        if not 0 <= label_smoothing <= 1 or not finite or sum(class_weights or [1]) == 0:
+        weights = class_weights or [1]
+        usable = all(0 <= weight < math.inf for weight in weights) and sum(weights) > 0
+        made = isinstance(criterion, nn.Module) or (criterion and label_smoothing)
+        if not 0 <= label_smoothing <= 1 or not usable or made:
             raise ValueError(
                 f"data.task: label_smoothing is {label_smoothing} and class_weights "
-                f"{class_weights}: give a share from 0 to 1, and weights of 0 or more, not all 0"
+                f"{class_weights}: give a share from 0 to 1, weights of 0 or more, not all 0, and "
+                "criterion as a class or functools.partial of one, without label_smoothing"
             )
         self.class_weights = class_weights
         self.label_smoothing = label_smoothing
-        self._weights: dict[torch.device, Tensor] = {}
+        self.criterion = criterion
+        usual = nn.CrossEntropyLoss(reduction="none", label_smoothing=label_smoothing)
+        self._losses = criterion() if criterion else usual
+        self._weights = torch.tensor(weights, dtype=torch.float32)
 
     def tidied(self, targets: Tensor) -> Tensor:
         """See the base class; a channel of a mask, or of a label, is left out."""
@@ -217,19 +231,29 @@ class _Softmax(Task):
         return F.cross_entropy(outputs, targets, ignore_index=-1, reduction="none")
 
     def labeled_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy with weights and smoothing, divided by the sum of the weights."""
-        if self.class_weights is None and self.label_smoothing == 0:
+        """The sum of :meth:`labeled_losses`, divided by that of the weights."""
+        if self.class_weights is None and not self.label_smoothing and self.criterion is None:
             return self.loss(outputs, targets)
-        if outputs.device not in self._weights:  # made once: a copy waits for the device
-            weights = self.class_weights or [1.0] * outputs.shape[1]
-            self._weights[outputs.device] = outputs.new_tensor(weights)
-        return F.cross_entropy(
-            outputs,
-            targets,
-            self._weights[outputs.device].to(outputs.dtype),
-            ignore_index=-1,
-            label_smoothing=self.label_smoothing,
-        )
+        weights = self._weights_of(outputs, targets)
+        losses = self.labeled_losses(outputs, targets)
+        return losses.sum() / weights.sum().clamp(min=torch.finfo(losses.dtype).tiny)
+
+    def labeled_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy or the task's own loss, times the weights of the classes."""
+        losses: Tensor = self._losses.to(outputs.device)(outputs, targets.clamp(min=0))
+        if losses.shape != targets.shape:
+            raise ValueError(
+                "data.task.criterion must return a loss for each label: give reduction: none"
+            )
+        return losses * self._weights_of(outputs, targets)
+
+    def _weights_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The weight of each target's class, 0 where it is missing."""
+        known = self.known(targets)
+        if self.class_weights is None:
+            return known
+        self._weights = self._weights.to(outputs.device)  # once: a copy waits for the device
+        return self._weights.to(outputs.dtype)[targets.clamp(min=0)] * known
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """The softmax over the classes."""
@@ -271,6 +295,8 @@ class Classification(_Softmax):
     Args:
         class_weights: A weight of each class in the loss of true labels, for rare classes.
         label_smoothing: The share of a true label that is spread over all classes, from 0 to 1.
+        criterion: The loss of true labels in place of cross-entropy, a class or a partial of one
+            that returns a loss for each: ``partial(torch.nn.MultiMarginLoss, reduction="none")``.
 
     Example:
         >>> import torch
@@ -312,6 +338,8 @@ class Segmentation(_Softmax):
     Args:
         class_weights: A weight of each class in the loss of true labels, for small structures.
         label_smoothing: The share of a true label that is spread over all classes, from 0 to 1.
+        criterion: The loss of true labels in place of cross-entropy, a class or a partial of one
+            that returns a loss for each: ``partial(torch.nn.MultiMarginLoss, reduction="none")``.
     """
 
     metrics = ("iou", "dice")

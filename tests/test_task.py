@@ -144,6 +144,10 @@ def test_weights_and_smoothing_count_for_true_labels_alone() -> None:
     weighted = Classification(class_weights=[3.0, 1.0])
     assert weighted.labeled_loss(outputs, y).item() == pytest.approx((right + 3 * wrong) / 4)
     assert weighted.loss(outputs, y).item() == pytest.approx((right + wrong) / 2)
+    own = Classification([3.0, 1.0], criterion=partial(torch.nn.MultiMarginLoss, reduction="none"))
+    assert own.labeled_loss(outputs, y).item() == pytest.approx((0 + 3 * (1 + LOG3) / 2) / 4)
+    with pytest.raises(ValueError, match="criterion must return a loss for each label"):
+        Classification(criterion=torch.nn.MultiMarginLoss).labeled_loss(outputs, y)
     smooth = Classification(label_smoothing=0.5).labeled_loss(outputs[:1], y[:1])
     assert smooth.item() == pytest.approx(0.75 * right + 0.25 * wrong)
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lightning_fedssl import sampling
 from lightning_fedssl.callback import FederatedCallback, at_least
@@ -114,9 +113,7 @@ class StageLosses(FederatedCallback):
         """The mean cross-entropy of the working module on the labelled images."""
         places = self._batches(trainer, torch.arange(len(data.labeled), device=data.images.device))
         losses = [
-            F.cross_entropy(
-                algorithm(data.plain(data.labeled[at])), data.labels[at], reduction="none"
-            )
+            algorithm.task.labeled_losses(algorithm(data.plain(data.labeled[at])), data.labels[at])
             for _, at in places
         ]
         return float(torch.cat(losses).mean())

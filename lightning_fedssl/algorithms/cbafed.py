@@ -219,8 +219,10 @@ class CBAFed(FederatedAlgorithm):
             self.record.follow({"network": self.network}, 0.0)
         if "connects" in batch and batch["connects"].item():
             self.connect()
-        losses = F.cross_entropy(self(batch["x"]), batch["y"], reduction="none")
-        return (losses * batch["weight"]).mean() if "weight" in batch else losses.mean()
+        logits = self(batch["x"])
+        if "weight" not in batch:
+            return self.task.labeled_loss(logits, batch["y"])
+        return (self.task.entry_losses(logits, batch["y"]) * batch["weight"]).mean()
 
     @torch.no_grad()
     def connect(self) -> None:

@@ -46,7 +46,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
-from torch.nn import functional as F
 
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches
@@ -213,7 +212,7 @@ class FedSHVR(PairedBatches):
             labels: v_k, ``(unlabelled, classes)``.
         """
         alpha0 = float(self.ramp.values(data.round, self.client_epochs, 1)[0])
-        of_labeled = partial(F.cross_entropy, reduction="none")
+        of_labeled = self.task.labeled_losses
         of_unlabeled = partial(self.unlabeled_losses, alpha0=alpha0)
         for images, targets, losses in (
             (data.labeled, data.labels, of_labeled),

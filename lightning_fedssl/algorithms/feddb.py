@@ -150,7 +150,7 @@ class FedDB(ServerPhases):
 
         P_s moves half-way to the mean prediction of the weak views.
         """
-        loss = F.cross_entropy(self(batch["x"]), batch["y"])
+        loss = self.task.labeled_loss(self(batch["x"]), batch["y"])
         if "x_weak" not in batch:
             return loss
         with torch.no_grad():

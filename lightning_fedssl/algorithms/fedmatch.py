@@ -65,7 +65,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -78,7 +77,7 @@ from lightning_fedssl.functional.fedmatch import (
     helper_divergence,
     nearest_clients,
 )
-from lightning_fedssl.functional.losses import masked_cross_entropy
+from lightning_fedssl.functional.losses import masked_mean
 from lightning_fedssl.functional.optimizers import require_plain_sgd, slow_plain_sgd
 from lightning_fedssl.functional.pseudo_labels import agreement, pseudo_label
 from lightning_fedssl.functional.sparsity import hard_threshold, keep_changes, sparse_sizes
@@ -342,7 +341,7 @@ class FedMatch(FederatedAlgorithm):
 
     def _supervised_loss(self, batch: Batch, sigma: State, psi: State) -> Tensor:
         logits = self.network.logits(batch["x"], sigma, psi)
-        return self.labeled_weight * F.cross_entropy(logits, batch["y"])
+        return self.labeled_weight * self.task.labeled_loss(logits, batch["y"])
 
     def _unsupervised_loss(self, batch: Batch) -> Tensor:
         sigma, psi = self.network.parts()
@@ -353,7 +352,7 @@ class FedMatch(FederatedAlgorithm):
         helpers = batch.get("helpers")
         labels = own.labels if helpers is None else agreement(own.labels, helpers)
         strong = self.network.logits(batch["u_strong"], sigma, psi)
-        loss = self.agreement_weight * masked_cross_entropy(strong, labels, own.mask)
+        loss = self.agreement_weight * masked_mean(self.task.entry_losses(strong, labels), own.mask)
         if helpers is not None:
             loss = loss + self.consistency_weight * helper_divergence(logits, helpers, own.mask)
         return loss + decomposition_penalty(sigma, psi, self.l1_weight, self.l2_weight)
@@ -505,7 +504,7 @@ class FedMatch(FederatedAlgorithm):
         count = 0
         for x, y in self.federation.validation_batches():
             logits = self.network.logits(x, sigma, psi)
-            total = total + F.cross_entropy(logits, y, reduction="sum")
+            total = total + self.task.labeled_losses(logits, y).sum()
             count += len(y)
         return update_rate(rate, float(total) / count, self.lr_patience or 1)
 

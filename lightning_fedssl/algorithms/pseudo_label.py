@@ -15,7 +15,6 @@ A round:
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches
 from lightning_fedssl.state import Batch
@@ -30,5 +29,5 @@ class PseudoLabel(PairedBatches):
 
     def unlabeled_terms(self, logits: Tensor, batch: Batch) -> list[Tensor]:
         """``alpha_0 CE(u, argmax f(u))``."""
-        losses = F.cross_entropy(logits, logits.detach().argmax(dim=-1), reduction="none")
+        losses = self.task.entry_losses(logits, logits.detach().argmax(dim=-1))
         return [(batch["alpha0"] * losses).mean()]

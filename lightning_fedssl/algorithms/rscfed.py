@@ -35,7 +35,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.common import checks
@@ -158,12 +157,12 @@ class RSCFed(FederatedAlgorithm):
         return epochs_of(data, make_batch, order, count, epochs=self.client_epochs)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Cross-entropy at a labelled client.
+        """The task's loss at a labelled client.
 
         Else the squared distance to the teacher's sharpened probabilities.
         """
         if "y" in batch:
-            return F.cross_entropy(self(batch["x"]), batch["y"])
+            return self.task.labeled_loss(self(batch["x"]), batch["y"])
         if batch_idx:
             self.teacher_follows()
         with torch.no_grad():

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lightning_fedssl.algorithms.common.server_phases import ServerPhases
 from lightning_fedssl.data.local_data import LocalData
@@ -81,7 +80,7 @@ class SelfTraining(ServerPhases):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """``sum c CE(x, y) / sum c``."""
-        loss = F.cross_entropy(self(batch["x"]), batch["y"], reduction="none")
+        loss = self.task.entry_losses(self(batch["x"]), batch["y"])
         return (batch["weight"] * loss).sum() / batch["weight"].sum()
 
     def client_weight(self, update: ClientUpdate) -> float:

@@ -144,7 +144,7 @@ class SemiSFL(SplitTraining):
         Appends the batch's keys to the supervised queue.
         """
         features = self.network.bottom(batch["x"])
-        loss = F.cross_entropy(self.network.top(features), batch["y"])
+        loss = self.task.labeled_loss(self.network.top(features), batch["y"])
         self.log("server/cross_entropy", loss, batch_size=len(batch["y"]))
         with torch.no_grad():
             teacher = self.teacher_bottom(batch["x_key"])

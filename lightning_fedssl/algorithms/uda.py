@@ -75,7 +75,7 @@ class UDA(FixMatch):
         """
         found, chance = self.task.true_probability(logits.detach(), labels)
         used = (found <= self.released * (1 - chance) + chance) & self.task.known(labels)
-        return masked_mean(self.task.entry_losses(logits, labels), used)
+        return masked_mean(self.task.labeled_losses(logits, labels), used)
 
     def label(self, logits: Tensor, x_weak: Tensor) -> PseudoLabels:
         """Sharpened probabilities ``(batch, classes)``, with the mask of the unsharpened ones."""

@@ -21,7 +21,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_fedssl.cli.config_files import find_config
 from lightning_fedssl.cli.public import public_classes
-from lightning_fedssl.interop.lightning_names import OTHER_NAMES
+from lightning_fedssl.storage.other_names import OTHER_NAMES
 from lightning_fedssl.trainer import FederatedTrainer
 
 _UNKNOWN = re.compile(r"(arguments: --|[Oo]ption '|path string: |choice: ')([\w.]+)")

@@ -39,6 +39,7 @@ from lightning_fedssl.data.sources.lightning_data import FromLightning
 from lightning_fedssl.data.sources.reading import Reading
 from lightning_fedssl.data.sources.table import Table
 from lightning_fedssl.models.backbones import Backbone
+from lightning_fedssl.storage.other_names import NamesKeys
 from lightning_fedssl.task import Classification, Task
 
 _HASHED_AT_ONCE = 1024
@@ -80,7 +81,7 @@ Samples = Dataset[Any] | Sequence[Any]
 without labels."""
 
 
-class FederatedDataModule(LightningDataModule):
+class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
     """A data set assigned to a server and many clients.
 
     The samples live on the device, images as uint8; every party's data is a list of indices into

@@ -18,17 +18,6 @@ def added(terms: Sequence[Tensor]) -> Tensor:
     return reduce(torch.add, terms)
 
 
-def masked_cross_entropy(logits: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    """Cross-entropy averaged over the images with a true mask; 0 without such an image.
-
-    Args:
-        logits: ``(batch, classes)``.
-        target: ``(batch,)`` classes or ``(batch, classes)`` probabilities.
-        mask: ``(batch,)`` bool or weights.
-    """
-    return masked_mean(F.cross_entropy(logits, target, reduction="none"), mask)
-
-
 def masked_mean(losses: Tensor, mask: Tensor) -> Tensor:
     """The mean of the losses with a true mask; 0 without one.
 

@@ -1,1 +1,1 @@
-"""Storage: checkpoint files, files that are replaced in one step, and client states."""
+"""Storage: checkpoint files, files that are replaced in one step, client states, and names."""

@@ -25,13 +25,14 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.distributed import launch
 from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.functional.optimizers import build_optimizer
-from lightning_fedssl.interop.lightning_names import LightningNames, NamesKeys
+from lightning_fedssl.interop.lightning_names import LightningNames
 from lightning_fedssl.local_training import LocalTraining, stack_size
 from lightning_fedssl.metrics.evaluation import EvaluationMetrics, MetricFactory, MetricName
 from lightning_fedssl.metrics.rounds import Counter, MetricCollector, Metrics
 from lightning_fedssl.round import Round
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ServerState, frozen_state, load_state
+from lightning_fedssl.storage.other_names import NamesKeys
 from lightning_fedssl.storage.run_folder import RunFolder
 from lightning_fedssl.system import Faults, SystemModel
 from lightning_fedssl.trainer import (

@@ -40,6 +40,7 @@ from lightning_fedssl.local_training import sequential
 from lightning_fedssl.models import CNN
 from lightning_fedssl.state import ServerState
 from lightning_fedssl.system import Device, SystemModel
+from lightning_fedssl.task import Classification
 from tests.algorithms.helpers import (
     METHODS,
     Given,
@@ -62,12 +63,25 @@ STACKED = [
 STACKED = [name for name in STACKED if not name.startswith("semi_sfl")]
 
 
+class Spied(torch.nn.CrossEntropyLoss):
+    """Counts the steps that it trains."""
+
+    def __init__(self) -> None:
+        super().__init__(reduction="none")
+        self.steps = 0
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.steps += outputs.requires_grad
+        return super().forward(outputs, targets)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_hidden_labels_and_simulated_devices_change_no_weight(tmp_path: Path, method: str) -> None:
     make, build = METHODS[method]
     results = []
     for scramble in (False, True):
         algorithm, data = make(), build()
+        data.task = Classification(criterion=Spied)
         data.setup("fit")
         hidden = torch.cat([client.unlabeled for client in data.split.clients]).unique()
         assert len(hidden) > 10 or method.startswith(SUPERVISED)
@@ -79,6 +93,7 @@ def test_hidden_labels_and_simulated_devices_change_no_weight(tmp_path: Path, me
         system = DEVICES if scramble else None
         toy_trainer(tmp_path / str(scramble), max_rounds=2, logger=False, system=system).fit(algorithm, data)
         results.append(weights(algorithm))
+        assert algorithm.task._losses.steps > 0, "true labels train by the task's loss"
     assert_same(*results)
 
 

@@ -12,6 +12,7 @@ import torch
 from lightning_fedssl.callbacks import ClientEvaluation, StaticBatchNorm
 from lightning_fedssl.data import ClassSkew
 from lightning_fedssl.models import CNN
+from lightning_fedssl.updates import CentralDP
 from tests.algorithms.helpers import (
     METHODS,
     toy_fedmatch,
@@ -33,7 +34,7 @@ from tests.toy import (
     toy_trainer,
     weights,
 )
-from tests.trainer.helpers import StopAfter
+from tests.trainer.helpers import StopAfter, logged
 
 REFUSED = ("fedmatch", "fedswitch", "semi_sfl", "supervised", "fedrgd", "data_", "easgd", "overlap", "proxyfl")
 POSSIBLE = [name for name in METHODS if not name.startswith(REFUSED) and name != "fed_shvr_dropout"]
@@ -111,6 +112,27 @@ def test_clients_of_one_class_each_are_right_with_a_head_of_their_own(tmp_path: 
     assert trainer.callback_metrics["client_test/personal_accuracy_worst_tenth"] == 1
     assert trainer.callback_metrics["client_test/accuracy_mean"] == pytest.approx(1 / 3, abs=0.1)
     assert [row[:1] for row in callback.history[3].reshape(-1, 1).tolist()] == [[1.0]] * 3
+
+
+def test_central_privacy_clips_and_noises_what_is_shared_alone(tmp_path: Path) -> None:
+    """A head that stays at its client costs nothing: all is as if it were frozen, if its rate is 0."""
+
+    def rates(tensors: Any) -> torch.optim.Optimizer:
+        groups = [{"params": [w], "lr": 0.0 if w.shape[0] == 3 else 0.1} for w in tensors]
+        return torch.optim.SGD(groups, lr=0.1)
+
+    runs = []
+    for option in ("personal", "freeze"):
+        pytest.importorskip("dp_accounting", reason="dp-accounting is not installed: pip install .[privacy]")
+        model = toy_fedavg(client_weighting="uniform", optimizer=rates, **{option: "classifier"})
+        trainer = toy_trainer(tmp_path / option, updates=[CentralDP(delta=1e-3, noise_multiplier=1.0, clip=0.05)])
+        trainer.fit(model, labeled_clients())
+        last = logged(trainer)[trainer.round_index]
+        figures = {name: last[name] for name in last if name.startswith(("privacy/", "communication/"))}
+        runs.append(({name: t for name, t in weights(model).items() if name not in HEAD}, figures))
+    assert_same(runs[0][0], runs[1][0])
+    assert runs[0][1] == runs[1][1]
+    assert len(figures) > 4
 
 
 @pytest.mark.parametrize(

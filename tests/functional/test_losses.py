@@ -2,14 +2,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lightning_fedssl.functional.losses import masked_cross_entropy, proximal_term
+from lightning_fedssl.functional.losses import masked_mean, proximal_term
 
 
-def test_masked_cross_entropy_averages_over_the_kept() -> None:
+def test_a_masked_mean_averages_over_the_kept() -> None:
     logits, y = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
     mask = torch.tensor([True, False, True, False])
-    torch.testing.assert_close(masked_cross_entropy(logits, y, mask), F.cross_entropy(logits[mask], y[mask]))
-    assert masked_cross_entropy(logits, y, torch.zeros(4, dtype=torch.bool)).item() == 0
+    losses = F.cross_entropy(logits, y, reduction="none")
+    torch.testing.assert_close(masked_mean(losses, mask), F.cross_entropy(logits[mask], y[mask]))
+    assert masked_mean(losses, torch.zeros(4, dtype=torch.bool)).item() == 0
 
 
 def test_proximal_term_by_hand() -> None:

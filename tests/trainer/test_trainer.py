@@ -559,6 +559,8 @@ def test_a_finished_optimizer_is_refused_with_the_function_to_give(key: str) -> 
 def test_lightnings_names_of_keys_are_refused_with_ours(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"FederatedTrainer has no max_epochs: .*trainer\.max_rounds"):
         FederatedTrainer(max_epochs=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"SemiFL has no server_momentum: give aggregation_optimizer"):
+        toy_semifl(server_momentum=0.5)
     trainer = toy_trainer(tmp_path)
     with pytest.raises(AttributeError, match=r"no gradient_clip_val: give model\.gradient_clip_norm"):
         _ = trainer.gradient_clip_val

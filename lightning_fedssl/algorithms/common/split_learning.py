@@ -25,7 +25,6 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lightning_fedssl.algorithm import JointAlgorithm
 from lightning_fedssl.algorithms.common import checks
@@ -203,7 +202,7 @@ class SplitTraining(JointAlgorithm):
 
     def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Cross-entropy of the first view (Eq. 4 without T)."""
-        return F.cross_entropy(self(batch["x"]), batch["y"])
+        return self.task.labeled_loss(self(batch["x"]), batch["y"])
 
     # Stage 2, at the clients.
 

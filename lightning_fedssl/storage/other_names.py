@@ -1,0 +1,92 @@
+"""Names that users of Lightning, or of earlier versions, give, and what they are here."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from abc import ABCMeta
+from typing import Any
+
+_EPOCHS = (
+    "give the number of rounds as trainer.max_rounds, and the work of a client in a round as "
+    "model.client_epochs, or client_steps"
+)
+_BATCHES = "use trainer.fast_dev_run for a test, or less data: data.num_clients, data.num_labels"
+_WHOLE = (
+    "an evaluation uses all images; trainer.check_val_every_n_rounds says how often there is one"
+)
+_NO_LOADERS = "images are held in memory and augmented in batches, so there are no workers"
+
+OTHER_NAMES = {
+    "tf32": "give precision: 32-full for products with all bits",
+    "quarantine": "give updates: [{class_path: Quarantine, init_args: {factor: 10}}], or [] for "
+    "null",
+    "aggregator": "give updates, a list of rules such as [Quarantine, Median]",
+    "attack": "give updates, a list of rules such as [SignFlip, Quarantine]",
+    "privacy": "give updates: [{class_path: CentralDP, init_args: {...}}]",
+    "server_momentum": "give aggregation_optimizer: {class_path: torch.optim.SGD, init_args: "
+    "{lr: 1, momentum: 0.5}}, or null for 0",
+    "max_epochs": _EPOCHS,
+    "epochs": _EPOCHS,
+    "min_epochs": _EPOCHS,
+    "max_steps": _EPOCHS,
+    "max_time": "add Lightning's callback: --trainer.callbacks+=Timer --trainer.callbacks.duration "
+    "00:01:30:00",
+    "check_val_every_n_epoch": "give check_val_every_n_rounds",
+    "val_check_interval": "give check_val_every_n_rounds",
+    "num_sanity_val_steps": "metrics and monitors are checked before the first round",
+    "gradient_clip_val": "give model.gradient_clip_norm",
+    "gradient_clip_algorithm": "model.gradient_clip_norm clips by the norm",
+    "accumulate_grad_batches": "give larger batches: data.client_batch_size",
+    "limit_train_batches": _BATCHES,
+    "overfit_batches": _BATCHES,
+    "limit_val_batches": _WHOLE,
+    "limit_test_batches": _WHOLE,
+    "limit_predict_batches": _WHOLE,
+    "log_every_n_steps": "every round is logged once; report.html has the steps of each client",
+    "num_nodes": "torchrun starts ranks on several nodes and tells the trainer (docs/scaling.md)",
+    "use_distributed_sampler": "each rank trains its share of a round's clients",
+    "sync_batchnorm": "clients do not see each other's batches; network norms: group, static_batch",
+    "profiler": "add the callback PhaseProfiler: --trainer.callbacks+=PhaseProfiler "
+    "--trainer.callbacks.profiler SimpleProfiler",
+    "detect_anomaly": "call torch.autograd.set_detect_anomaly(True) before fit; a round that "
+    "diverges ends the run with an error",
+    "benchmark": "set torch.backends.cudnn.benchmark = True before fit",
+    "inference_mode": "an evaluation keeps no gradients",
+    "enable_checkpointing": "fast_dev_run and logger decide what is written; FederatedCheckpoint "
+    "says how often",
+    "enable_model_summary": "print(model.network) shows the layers",
+    "barebones": "give logger: false and enable_progress_bar: false",
+    "plugins": "give accelerator, strategy and precision",
+    "reload_dataloaders_every_n_epochs": "a DataSource of your own gives the data",
+    "num_workers": _NO_LOADERS,
+    "pin_memory": _NO_LOADERS,
+    "batch_size": "give data.server_batch_size and data.client_batch_size",
+    "lr": "give the learning rate as model.optimizer.lr",
+    "learning_rate": "give the learning rate as model.optimizer.lr",
+    "weight_decay": "give model.optimizer.weight_decay",
+    "num_classes": "the data say how many classes there are",
+}
+"""Names that are none here, most of them Lightning's, and a sentence on what to use instead."""
+
+
+class NamesKeys(ABCMeta):
+    """Says what to give in place of an argument that a constructor does not know."""
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """What ``help`` shows: the arguments of the constructor."""
+        whole = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return whole.replace(parameters=[*whole.parameters.values()][1:])
+
+    def __call__(cls, *arguments: Any, **keys: Any) -> Any:
+        """Make an object."""
+        try:
+            # Not by super(): Lightning takes a frame with a __class__ for that of a constructor.
+            return type.__call__(cls, *arguments, **keys)
+        except TypeError as error:
+            unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+            if unknown is None or unknown[1] not in OTHER_NAMES:
+                raise
+            name = unknown[1]
+            raise TypeError(f"{cls.__name__} has no {name}: {OTHER_NAMES[name]}") from error
