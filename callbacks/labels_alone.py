@@ -185,8 +185,10 @@ class LabelsAlone(FederatedCallback):
 
 
 def export_command(trainer: Run) -> str:
-    """The command that exports the model of a run."""
-    return f"lightning-fedssl export --default_root_dir {trainer.default_root_dir}"
+    """The command that exports the model of a run, of the last round if none was the best."""
+    has_best = Path(str(trainer.log_dir), "checkpoints", "best.ckpt").exists()
+    last = "" if has_best else " --ckpt_path last"
+    return f"lightning-fedssl export --default_root_dir {trainer.default_root_dir}{last}"
 
 
 def difference_error(one: float, other: float, samples: int) -> float:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -77,6 +76,10 @@ class Task(ABC):
     def count(self, targets: Tensor) -> int:
         """The number of classes, or of outputs, that training targets ``(N, *entries)`` show."""
         return targets.shape[1] if targets.dim() == 2 else 1
+
+    def advice(self, targets: Tensor) -> str:
+        """What training targets ``(N, *entries)`` make hard, and the remedy; empty for nothing."""
+        return ""
 
     def missing(self, count: int, like: Tensor) -> Tensor:
         """Targets of ``count`` samples that have none, in the shape and type of others."""
@@ -488,18 +491,17 @@ class Regression(Task):
                 targets,
                 wrong,
             )
-        if least < 0:
-            self._warn_of_size(targets)
         return targets.float()
 
-    def _warn_of_size(self, targets: Tensor) -> None:
+    def advice(self, targets: Tensor) -> str:
+        """See the base class; targets far from the numbers of a new network."""
         known = targets[self.known(targets)].double()
-        if (known - self.mean).square().mean() > (_LARGE * self.std) ** 2:
-            rank_zero_warn(
-                f"data.task: the training targets have the mean {known.mean():.3g} and the "
-                f"deviation {known.std():.3g}: give these as data.task.mean and std, or training "
-                "may diverge"
-            )
+        if (known - self.mean).square().mean() < (_LARGE * self.std) ** 2:
+            return ""
+        return (
+            f"the training targets have the mean {known.mean():.3g} and the deviation "
+            f"{known.std():.3g}: give these as data.task.mean and std, or training may diverge"
+        )
 
     def tidied(self, targets: Tensor) -> Tensor:
         """See the base class."""

@@ -94,11 +94,17 @@ def test_impossible_arguments_are_refused(make: Any) -> None:
         make()
 
 
-def test_numbers_far_from_the_unit_of_training_are_named() -> None:
+def test_what_training_targets_make_hard_is_said() -> None:
     targets = torch.tensor([[1000.0], [3000.0]])
-    Regression(mean=2000, std=1000).checked(targets, 1, "train", -1)
-    with pytest.warns(UserWarning, match=r"have the mean 2e\+03 and the deviation 1\.41e\+03"):
-        Regression().checked(targets, 1, "train", -1)
+    assert not Regression(mean=2000, std=1000).advice(targets)
+    assert "have the mean 2e+03 and the deviation 1.41e+03" in Regression().advice(targets)
+    rare = torch.tensor([[0, 1, 0]]).expand(20, 3)
+    data = FederatedDataModule.from_datasets(
+        (images_of(rare[:, 0], 0), rare), (images_of(rare[:, 0], 1), rare),
+        task=MultiLabel(), weak="none", strong="none", num_clients=2, num_labels=4,
+    )  # fmt: skip
+    data.setup()
+    assert "no training sample has the class 0, 2 (2 of 3 classes)" in data.reading.warnings[0]
 
 
 # Losses and labels by hand.

@@ -20,7 +20,11 @@ from lightning_fedssl.cli.parser import ScriptParser
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.partition.base import FromFile
 from lightning_fedssl.data.partition.federated_split import FederatedSplit
-from lightning_fedssl.deployment.obstacles import refuse_callbacks, refuse_undeployable
+from lightning_fedssl.deployment.obstacles import (
+    refuse_callbacks,
+    refuse_other_tasks,
+    refuse_undeployable,
+)
 from lightning_fedssl.deployment.own_data import OwnData, ServerData, module_of_spec, save_spec
 from lightning_fedssl.version import __version__
 
@@ -184,6 +188,8 @@ def write_app(folder: Path, options: Sequence[str], own_data: bool = False) -> N
     cli = _read(options)
     refuse_undeployable(cli.model)
     refuse_callbacks(cli.trainer.callbacks)  # type: ignore[attr-defined]
+    if own_data:
+        refuse_other_tasks(cli.datamodule.task)
     if own_data and cli.datamodule.backbone is not None and cli.datamodule.normalize:
         raise ValueError(
             "data.normalize: a node with data of its own does not know mean and deviation of all "

@@ -40,7 +40,7 @@ from lightning_fedssl.data.sources.reading import Reading
 from lightning_fedssl.data.sources.table import Table
 from lightning_fedssl.models.backbones import Backbone
 from lightning_fedssl.storage.other_names import NamesKeys
-from lightning_fedssl.task import Classification, Task
+from lightning_fedssl.task import Classification, Regression, Task
 
 _HASHED_AT_ONCE = 1024
 """Samples of which bytes are copied at a time."""
@@ -483,8 +483,11 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
             by_stratum(loaded.test),
             loaded.validation and by_stratum(loaded.validation),
         )
-        if isinstance(self.task, Classification):
-            self.reading.warn_of_classes(loaded.spec.class_names, loaded.train.labels)
+        if advice := self.task.advice(loaded.train.labels):
+            self.reading.warn(advice)
+        if not isinstance(self.task, Regression):
+            classes = self.task.classes_of(loaded.train.labels, loaded.spec.num_classes)
+            self.reading.warn_of_classes(loaded.spec.class_names, classes.flatten())
         if self.source is not None:  # published data are taken as they are
             self.reading.warn_of_leak(loaded.train, loaded.test)
 

@@ -8,6 +8,7 @@ from lightning.pytorch.callbacks import Callback
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
+from lightning_fedssl.task import Classification, Task
 
 
 def refuse_undeployable(algorithm: FederatedAlgorithm) -> None:
@@ -19,6 +20,19 @@ def refuse_undeployable(algorithm: FederatedAlgorithm) -> None:
     if algorithm.not_deployable:
         raise ValueError(
             f"{type(algorithm).__name__} {algorithm.not_deployable}, so it cannot be deployed: "
+            "simulate it with lightning-fedssl fit"
+        )
+
+
+def refuse_other_tasks(task: Task) -> None:
+    """Refuse a task that nodes with data of their own cannot have.
+
+    Raises:
+        ValueError: With the remedy.
+    """
+    if not isinstance(task, Classification):
+        raise ValueError(
+            f"data.task: nodes hold one class for each sample, no {type(task).__name__}; "
             "simulate it with lightning-fedssl fit"
         )
 

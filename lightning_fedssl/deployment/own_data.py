@@ -29,7 +29,8 @@ from lightning_fedssl.data.partition.federated_split import ClientIndices, Feder
 from lightning_fedssl.data.sources.arrays import as_tensor, as_values, load_arrays
 from lightning_fedssl.data.sources.base import DataSource, read_csv
 from lightning_fedssl.data.sources.reading import NO_LABEL, Reading
-from lightning_fedssl.task import Classification, check_labels
+from lightning_fedssl.deployment.obstacles import refuse_other_tasks
+from lightning_fedssl.task import check_labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,11 +76,7 @@ class ServerData(FederatedDataModule):
         ]
 
     def _partition(self, seed: int) -> None:
-        if not isinstance(self.task, Classification):
-            raise ValueError(
-                f"data.task: nodes hold one class for each sample, no {type(self.task).__name__}; "
-                "simulate it with lightning-fedssl fit"
-            )
+        refuse_other_tasks(self.task)
         fraction = 0.0 if self._own_validation is not None else self.validation
         own = self._train.labels
         rows = choose_rows(own, self.num_classes, seed, fraction, self.max_train_images)

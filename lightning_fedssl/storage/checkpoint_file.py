@@ -208,8 +208,8 @@ def find(ckpt_path: str | Path, root: Path) -> Path:
         raise FileNotFoundError(
             f"ckpt_path: {found or root / f'**/{ckpt_path}.ckpt'} does not exist: set "
             "trainer.default_root_dir to the folder of the run, or give the path of a .ckpt file "
-            "(best.ckpt is written by runs that log what FederatedCheckpoint monitors, "
-            "val/accuracy if left out)"
+            "(best.ckpt is written by runs that log what FederatedCheckpoint monitors; last is the "
+            "model of the last round)"
         )
     return found
 

@@ -41,16 +41,17 @@ def test_the_result_is_printed_with_and_without_progress(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], progress: bool
 ) -> None:
     trainer = toy_trainer(tmp_path, max_rounds=2, enable_progress_bar=progress)
-    trainer.fit(toy_semifl(), ToyData())
+    trainer.fit(toy_semifl(), ToyData(validation=0.1 if progress else 0))
     lines = capsys.readouterr().out.splitlines()
     rounds = [line for line in lines if line.startswith("round")]
-    assert [re.sub(r"  .* ( \d\d:)", r" ...\1", line) for line in rounds] == (
+    assert [re.sub(r"  .* \d\d:\d\d", r" ... 00:00", line) for line in rounds] == (
         ["round 1/2 ... 00:00 left", "round 2/2 ... 00:00 left"] if progress else []
     )
     assert max(map(len, rounds), default=0) <= LINE
     assert re.match(r"after round 2: test accuracy .*standard error \d+", lines[-3])
     assert lines[-2] == f"run folder: {trainer.log_dir}"
-    assert lines[-1] == f"next: lightning-fedssl export --default_root_dir {tmp_path} writes the model"
+    last = "" if progress else " --ckpt_path last"  # without validation there is no best round
+    assert lines[-1] == f"next: lightning-fedssl export --default_root_dir {tmp_path}{last} writes the model"
 
 
 class Terminal(io.StringIO):

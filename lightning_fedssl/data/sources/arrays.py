@@ -22,7 +22,7 @@ from lightning_fedssl.data.sources.base import (
 )
 from lightning_fedssl.data.sources.reading import NO_LABEL
 from lightning_fedssl.functional.by_name import taken
-from lightning_fedssl.task import Classification, Segmentation
+from lightning_fedssl.task import Classification
 
 _READ_TWICE = 100
 """Samples of each data set that are read a second time, to refuse random transforms."""
@@ -128,7 +128,7 @@ class Datasets(DataSource):
             part: self.task.checked(y, len(names), f"data.dataset: {part}", -1)
             for part, y in labels.items()
         }
-        if not self.class_names and isinstance(self.task, (Classification, Segmentation)):
+        if not self.class_names and isinstance(self.task, Classification):
             self.reading.warn_of_classes(names, numbers["train"])
         clients, test_clients, client_names = number_clients(self._training_ids(), self.ids["test"])
         if clients is not None and self.ids["train"] is None:  # the server's samples are no one's

@@ -103,7 +103,7 @@ class Reading:
             labels: Labels of the training samples, -1 for none.
         """
         counts = _counts(labels, len(names))
-        if empty := [cut(name) for name, count in zip(names, counts, strict=True) if not count]:
+        if empty := [cut(name) for name, count in zip(names, counts, strict=False) if not count]:
             numbers = "labels are numbered from 0 without gaps; subtract 1 if yours begin at 1"
             self.warn(
                 f"no training sample has the class {listed(empty)} ({len(empty)} of {len(names)} "
