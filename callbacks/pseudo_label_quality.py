@@ -162,11 +162,10 @@ class PseudoLabelQuality(FederatedCallback):
         client = algorithm.clients.staging
         assert client is not None, "pseudo-labels are reported while their client trains"
         data = trainer.datamodule
-        truth = data.true_labels(indices)
-        both = (algorithm.task.hard(pseudo.labels), truth)
-        labels, truth = (data.task.classes_of(part, data.num_classes) for part in both)
+        labels = data.task.classes_of(data.task.hard(pseudo.labels), data.num_classes)
+        truth = data.task.classes_of(data.true_labels(indices), data.num_classes)
         if client not in self._wrong:
-            found = PseudoLabels(labels, pseudo.confidence, pseudo.mask)
+            found = pseudo._replace(labels=labels)
             self._wrong[client] = _most_wrong(indices, truth, found, data.task.per_pixel)
         truth, labels = truth.flatten(), labels.flatten()
         mask = pseudo.mask.flatten().double()

@@ -486,7 +486,7 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         if advice := self.task.advice(loaded.train.labels):
             self.reading.warn(advice)
         if not isinstance(self.task, Regression):
-            classes = self.task.classes_of(loaded.train.labels, loaded.spec.num_classes)
+            classes = self.task.classes_of(loaded.train.labels, self.num_classes)
             self.reading.warn_of_classes(loaded.spec.class_names, classes.flatten())
         if self.source is not None:  # published data are taken as they are
             self.reading.warn_of_leak(loaded.train, loaded.test)

@@ -211,7 +211,8 @@ def _check_output(network: nn.Module, out_shape: InShape, in_shape: InShape) -> 
             f"{in_shape}, and no "
             f"tensor; let forward return the logits alone, here of shape {wanted}."
         )
-    if (shape := tuple(output.shape)) != wanted and len(shape) != len(wanted):
+    shape = tuple(output.shape)
+    if len(shape) != len(wanted):
         raise ValueError(
             f"model.network: {name} gave {shape} for two samples of shape {in_shape}, and not "
             f"{wanted}: data.task Segmentation needs logits of every pixel, as UNet has, other "
