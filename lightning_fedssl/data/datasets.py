@@ -212,17 +212,17 @@ def canonical_name(name: str) -> str:
     Raises:
         ValueError: If there is no such data set.
     """
-    known = {re.sub(r"[-_\s]", "", key): key for key in (*SPECS, IMAGE_FOLDER)}
-    key = known.get(re.sub(r"[-_\s]", "", name).lower())
-    if key is None:
-        close = difflib.get_close_matches(name.lower(), known.values(), n=1)
-        hint = f"did you mean {close[0]}? Choose" if close else "choose"
-        raise ValueError(
-            f"data.dataset: {shortened(name)!r} is not a known data set; {hint} one of "
-            f"{', '.join(known.values())}, a "
-            ".csv or .npz file that exists, or a class such as Datasets or ImageTable"
-        )
-    return key
+    known = (*SPECS, IMAGE_FOLDER)
+    for key in known:
+        if re.sub(r"[-_\s]", "", name).lower() == key.replace("_", ""):
+            return key
+    close = difflib.get_close_matches(name.lower(), known, n=1)
+    hint = f"did you mean {close[0]}? Choose" if close else "choose"
+    raise ValueError(
+        f"data.dataset: {shortened(name)!r} is not a known data set; {hint} one of "
+        f"{', '.join(known)}, a .csv or .npz file that exists, or a class such as Datasets or "
+        "ImageTable"
+    )
 
 
 def shortened(value: object) -> str:
@@ -257,11 +257,8 @@ def load(
         images, labels = _digits()
         return spec, *every_fifth(images, labels, 10)
     source = _SOURCES[spec.name]
-    train, test = (
-        _read_torchvision(spec, chosen, Path(root), download)
-        for chosen in (source.train, source.test)
-    )
-    return spec, train, test
+    train = _read_torchvision(spec, source.train, Path(root), download)
+    return spec, train, _read_torchvision(spec, source.test, Path(root), download)
 
 
 def every_fifth(values: Tensor, labels: Tensor, num_classes: int) -> tuple[ImageSplit, ImageSplit]:

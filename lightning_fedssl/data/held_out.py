@@ -44,17 +44,14 @@ def choose_rows(
     """
     labeled = (labels >= 0).nonzero().flatten()
     without_label = (labels < 0).nonzero().flatten()
-    if most is not None and most < len(labeled):
-        labeled = labeled[
-            choose_balanced(
-                labels[labeled], most, num_classes, sampling.rng(seed, "max_train_images")
-            )
-        ]
-    if most is not None and most < len(without_label):
-        drawn = sampling.rng(seed, "max_train_images", "without label").permutation(
-            len(without_label)
-        )[:most]
-        without_label = without_label[torch.from_numpy(drawn).sort().values]
+    most = len(labels) if most is None else most
+    if most < len(labeled):
+        generator = sampling.rng(seed, "max_train_images")
+        labeled = labeled[choose_balanced(labels[labeled], most, num_classes, generator)]
+    if most < len(without_label):
+        generator = sampling.rng(seed, "max_train_images", "without label")
+        drawn = torch.from_numpy(generator.permutation(len(without_label))[:most])
+        without_label = without_label[drawn.sort().values]
     validation = labeled[_choose_validation(labels[labeled], num_classes, seed, fraction)]
     available = torch.full_like(labels, -1)
     available[labeled] = labels[labeled]
@@ -91,7 +88,6 @@ def _choose_validation(
     if not 0 < count < len(labels):
         raise ValueError(
             f"data.validation: {fraction} of {len(labels)} training samples would hold out "
-            f"{count}; "
-            "it must leave at least one sample on both sides"
+            f"{count}; it must leave at least one sample on both sides"
         )
     return choose_stratified(labels, count, num_classes, sampling.rng(seed, "validation"))

@@ -75,9 +75,10 @@ class Visits:
         Args:
             of_epoch: Returns one value for each place of an epoch.
         """
-        return _joined(
-            [of_epoch(span.epoch)[span.start : span.start + span.length] for span in self.spans]
-        )
+        parts = []
+        for epoch, start, length in self.spans:
+            parts.append(of_epoch(epoch)[start : start + length])
+        return _joined(parts)
 
 
 @dataclass(frozen=True)
@@ -203,9 +204,10 @@ class LocalData:
     ) -> Tensor:
         if visits is None:
             return self._keys(purpose, start, count)
-        return _joined(
-            [self._keys((*purpose, epoch), first, length) for epoch, first, length in visits.spans]
-        )
+        parts = []
+        for epoch, first, length in visits.spans:
+            parts.append(self._keys((*purpose, epoch), first, length))
+        return _joined(parts)
 
     def _keys(self, purpose: tuple[str | int, ...], start: int, count: int) -> Tensor:
         name, *more = purpose

@@ -12,6 +12,7 @@ import inspect
 import math
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -139,9 +140,7 @@ class PerSample(BatchView):
         """See the base class."""
         states = torch.get_rng_state(), np.random.get_state(), random.getstate()
         try:
-            views = [
-                self._one(sample, key) for sample, key in zip(x.cpu(), keys.tolist(), strict=True)
-            ]
+            views = list(map(self._one, x.cpu(), keys.tolist()))
         finally:
             torch.set_rng_state(states[0])
             np.random.set_state(states[1])
@@ -175,15 +174,12 @@ def adapt(view: Callable[..., Any]) -> ViewFunction:
         return view
     if type(view).__module__.startswith("torchvision.transforms"):
         return PerSample(view)
-    try:
-        parameters = inspect.signature(view).parameters.values()
-        positional = [
-            p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]
-        required = [p for p in positional if p.default is p.empty]
-    except ValueError:  # built-in functions have no signature
-        required = []
-    return view if len(required) >= 2 else lambda x, keys: view(x)
+    required = 0
+    with suppress(ValueError):  # built-in functions have no signature
+        for p in inspect.signature(view).parameters.values():
+            positional = p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+            required += positional and p.default is p.empty
+    return view if required >= 2 else lambda x, keys: view(x)
 
 
 class _CustomView:
@@ -204,9 +200,8 @@ class _CustomView:
         self.dtype = dtype
 
     def __call__(self, values: Tensor, keys: Tensor) -> Tensor:
-        keys = sampling.fold_in(
-            keys, self.role
-        )  # weak and strong views with the same keys are independent
+        # Weak and strong views with the same keys are independent.
+        keys = sampling.fold_in(keys, self.role)
         if not self.pixels:
             return self.view(self.plain(values, keys), keys)
         # The normalisation takes pixels from 0 to 255.
@@ -263,12 +258,12 @@ def views_of(
             "one too"
         )
     named = make_views(spec, weak if isinstance(weak, str) else "none", "none", dtype=dtype)
-    weak_view = (
-        named.weak if isinstance(weak, str) else _CustomView(weak, named.plain, spec, 0, dtype)
-    )
-    strong_view = (
-        weak_view if isinstance(strong, str) else _CustomView(strong, named.plain, spec, 1, dtype)
-    )
+    weak_view = named.weak
+    if not isinstance(weak, str):
+        weak_view = _CustomView(weak, named.plain, spec, 0, dtype)
+    strong_view = weak_view
+    if not isinstance(strong, str):
+        strong_view = _CustomView(strong, named.plain, spec, 1, dtype)
     still = TargetView([]) if per_pixel else None  # a function changes colours alone
     return Views(named.plain, weak_view, strong_view, target=still)
 

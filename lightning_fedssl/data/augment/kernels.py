@@ -64,9 +64,8 @@ def _grey(images: Tensor) -> Tensor:
     if images.shape[1] == 1:
         return images.int()
     red, green, blue = images.int().unbind(1)
-    return (red.mul_(19595).add_(green.mul_(38470)).add_(blue.mul_(7471)).add_(0x8000) >> 16)[
-        :, None
-    ]
+    luma = red.mul_(19595).add_(green.mul_(38470)).add_(blue.mul_(7471)).add_(0x8000)
+    return (luma >> 16)[:, None]
 
 
 def table(images: Tensor, parameters: Tensor) -> Tensor:
@@ -241,28 +240,29 @@ def _span(centre: Tensor, side: Tensor, length: int) -> Tensor:
 def brightness_table(factor: float) -> list[float]:
     """Parameters of :func:`table` that blend with black by ``factor`` (1 changes nothing)."""
     single = torch.arange(256, dtype=torch.float32) * torch.tensor(factor, dtype=torch.float32)
-    return [float(int(value)) for value in single.clamp(max=255).tolist()]
+    return single.clamp(max=255).trunc().tolist()
 
 
 def posterize_table(bits: int) -> list[float]:
     """Parameters of :func:`table` that keep the ``bits`` highest bits."""
-    return [float(value & -(1 << (8 - bits))) for value in range(256)]
+    step = 1 << (8 - bits)
+    return (torch.arange(256) // step * step).tolist()
 
 
 def solarize_table(threshold: int) -> list[float]:
     """Parameters of :func:`table` that invert values from ``threshold`` on; 0 inverts all."""
-    return [float(value if value < threshold else 255 - value) for value in range(256)]
+    values = torch.arange(256)
+    return torch.where(values < threshold, values, 255 - values).tolist()
 
 
 def rotation(degrees: float, size: Size) -> list[float]:
     """Affine parameters that turn counter-clockwise about the centre, rounded as ``Image.rotate``
     rounds them.
     """
-    height, width = size
     angle = -math.radians(degrees)
     cosine = round(math.cos(angle), 15)
     sine = round(math.sin(angle), 15)
-    return centered((cosine, sine, -sine, cosine), (height, width))
+    return centered((cosine, sine, -sine, cosine), size)
 
 
 def centered(linear: Sequence[float], size: Size) -> list[float]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -88,12 +89,10 @@ class Pool:
 
     def parameter_rows(self, size: Size) -> list[tuple[Kernel | None, Sequence[float]]]:
         """Kernel and parameters of every operation, magnitude and sign, for images of one size."""
-        return [
-            (operation.kernel, operation.parameters(sign * magnitude, size))
-            for operation in self.operations
-            for magnitude in self.magnitudes
-            for sign in (1, -1)
-        ]
+        rows = []
+        for operation, magnitude, sign in product(self.operations, self.magnitudes, (1, -1)):
+            rows.append((operation.kernel, operation.parameters(sign * magnitude, size)))
+        return rows
 
 
 def _factor(v: int, size: Size) -> Sequence[float]:
@@ -317,9 +316,8 @@ class RandAugment:
         """Apply one operation per image: its ``codes`` ``(n,)``, and ``places`` ``(n, 2)`` in [0,
         1) for a cutout.
         """
-        kernels, kernel_of, parameters = self._tables_for(
-            (images.shape[2], images.shape[3]), images.device
-        )
+        height, width = images.shape[2:]
+        kernels, kernel_of, parameters = self._tables_for((height, width), images.device)
         chosen = kernel_of[codes]
         static = images.device.type != "cpu" if self.static is None else self.static
         apply = _apply_to_all if static else _apply_to_rows
@@ -334,12 +332,15 @@ class RandAugment:
         """The pool's tables, made at the first batch of a size."""
         if (size, device) not in self._tables:
             rows = self.pool.parameter_rows(size)
-            kernels = tuple(dict.fromkeys(kernel for kernel, _ in rows if kernel is not None))
-            kernel_of = [kernels.index(kernel) if kernel else -1 for kernel, _ in rows] + [-1]
-            parameters = tuple(_parameter_table(rows, kernel).to(device) for kernel in kernels)
+            number_of: dict[Kernel, int] = {}
+            codes = [-1] * (len(rows) + 1)  # of the kernel; the last code changes nothing
+            for code, (kernel, _) in enumerate(rows):
+                if kernel is not None:
+                    codes[code] = number_of.setdefault(kernel, len(number_of))
+            parameters = [_parameter_table(rows, kernel).to(device) for kernel in number_of]
             self._tables[size, device] = (
-                kernels,
-                torch.tensor(kernel_of, device=device),
+                [*number_of],
+                torch.tensor(codes, device=device),
                 parameters,
             )
         return self._tables[size, device]

@@ -118,9 +118,8 @@ class FlipCrop:
             column = torch.where(draws[:, 0] < 0.5, column + offsets, column)
         rows = self._sources(height).on(images.device)[row]
         columns = self._sources(width).on(images.device)[column]
-        return kernels.gather_pixels(
-            images, (rows[:, :, None] * width + columns[:, None]).flatten(1)
-        )
+        index = rows[:, :, None] * width + columns[:, None]
+        return kernels.gather_pixels(images, index.flatten(1))
 
     def _sources(self, side: int) -> _Constant:
         """Source positions of one axis by offset, plain and mirrored: ``(2 * (2 * padding + 1),
@@ -180,8 +179,7 @@ class View:
         """Views of uint8 ``images`` ``(n, c, h, w)`` with ``keys`` ``(n,)``: normalised, the same
         shape.
         """
-        images = self.augment(images, keys)
-        return self.normalize(images)
+        return self.normalize(self.augment(images, keys))
 
     def augment(self, images: Tensor, keys: Tensor) -> Tensor:
         """The view before the normalisation, uint8."""
@@ -285,12 +283,8 @@ def resized(views: Views, in_shape: tuple[int, ...], side: int) -> Views:
     """
     sized = {view: partial(_scaled, view, side) for view in (views.plain, views.weak, views.strong)}
     # A view that is the plain one stays so: it draws no random numbers.
-    return Views(
-        sized[views.plain],
-        sized[views.weak],
-        sized[views.strong],
-        side * side / (in_shape[1] * in_shape[2]),
-    )
+    larger = side * side / (in_shape[1] * in_shape[2])
+    return Views(sized[views.plain], sized[views.weak], sized[views.strong], larger)
 
 
 def _scaled(view: ViewFunction, side: int, images: Tensor, keys: Tensor) -> Tensor:

@@ -98,31 +98,24 @@ class PartitionStatistics:
 
     def summary(self) -> str:
         """The partition in a few plain lines."""
-        server = int(self.server_class_counts.sum())
-        has_classes = (
-            self.class_counts.shape[1] > 0
-        )  # loaders for a module of the user's own have none
-        unknown = (
-            0 if self.unknown_counts is None or not has_classes else int(self.unknown_counts.sum())
-        )
         noun = self.noun
         clients = plural(len(self.sizes), "client")
-        known = " of known class" if unknown else ""
-        lines = [
-            f"{clients}: {_span(self.sizes)} {noun}s each, {int(self.sizes.sum()):,} in all",
-            f"server: {plural(server, f'labelled {noun}')}, {_span(self.server_class_counts)} of "
-            "each class",
-            f"clients: {plural(int(self.labeled.sum()), f'labelled {noun}')}, "
-            f"{_span(self.labeled)} at each client",
-            f"of unknown class: {plural(unknown, noun)} at the clients",
-            *(self._described_classes(known) if has_classes else []),
-            f"drawn with seed {self.seed}, hash {self.hash[:12]}",
-        ]
-        return "\n".join(
-            line
-            for line in lines
-            if not line.startswith(("server: 0 ", "clients: 0 ", "of unknown class: 0 "))
-        )
+        lines = [f"{clients}: {_span(self.sizes)} {noun}s each, {int(self.sizes.sum()):,} in all"]
+        if server := int(self.server_class_counts.sum()):
+            each = _span(self.server_class_counts)
+            lines.append(f"server: {plural(server, f'labelled {noun}')}, {each} of each class")
+        if labeled := int(self.labeled.sum()):
+            each = _span(self.labeled)
+            lines.append(f"clients: {plural(labeled, f'labelled {noun}')}, {each} at each client")
+        if self.class_counts.shape[1]:  # loaders for a module of the user's own have no classes
+            known = ""
+            if self.unknown_counts is not None:
+                known = " of known class"
+                unknown = plural(int(self.unknown_counts.sum()), noun)
+                lines.append(f"of unknown class: {unknown} at the clients")
+            lines += self._described_classes(known)
+        lines.append(f"drawn with seed {self.seed}, hash {self.hash[:12]}")
+        return "\n".join(lines)
 
     def _described_classes(self, known: str) -> list[str]:
         if not len(self.histograms):
@@ -156,17 +149,13 @@ def statistics(
     labeled = _count(split.client_list.labeled, labels, num_classes)
     counts = labeled + _count(split.client_list.unlabeled, labels, num_classes)
     unknown = counts[:, num_classes]
-    at_server = labels[split.server_labeled].bincount(minlength=num_classes)
-    classes = counts[:, :num_classes]
-    labeled_classes = labeled[:, :num_classes]
-    known = not unknown.any()
     return PartitionStatistics(
-        classes,
-        labeled_classes,
-        at_server,
+        counts[:, :num_classes],
+        labeled[:, :num_classes],
+        labels[split.server_labeled].bincount(minlength=num_classes),
         split.seed,
         split.hash,
-        None if known else unknown,
+        unknown if unknown.any() else None,
         noun,
         *names,
     )

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from lightning_fedssl.data.image_files import RESAMPLING
 from lightning_fedssl.data.sources.arrays import as_tensor
+from lightning_fedssl.functional.by_name import without
 
 _CONVERTED = {"P": "RGB", "1": "L"}
 """Pillow's modes whose stored values are no brightness, numbers of a palette and bits, and the
@@ -57,18 +58,13 @@ class Columns(Dataset[Any]):
     ) -> None:
         if isinstance(rows, str):
             library = importlib.import_module("datasets")
-            saved = Path(rows, "dataset_dict.json").is_file()
-            rows = (
-                library.load_from_disk(rows)[split]
-                if saved
-                else library.load_dataset(rows, config, split=split)
-            )
+            if Path(rows, "dataset_dict.json").is_file():
+                rows = library.load_from_disk(rows)[split]
+            else:
+                rows = library.load_dataset(rows, config, split=split)
         found = list(rows[0]) if len(rows) else []
-        if missing := [
-            column
-            for column in (sample, label, client)
-            if column is not None and column not in found
-        ]:
+        needed = dict.fromkeys(filter(None, (sample, label, client)))
+        if missing := [*without(needed, found)]:
             raise ValueError(
                 f"data.dataset: there is no column {', '.join(map(repr, missing))}; there are "
                 f"{', '.join(found)}"
@@ -96,8 +92,7 @@ class Columns(Dataset[Any]):
         if self.image_size is not None:
             from PIL import Image, ImageOps
 
-            value = ImageOps.fit(
-                value, (self.image_size, self.image_size), Image.Resampling[RESAMPLING]
-            )
+            square = (self.image_size, self.image_size)
+            value = ImageOps.fit(value, square, Image.Resampling[RESAMPLING])
         pixels = np.array(value)
         return torch.from_numpy(pixels if pixels.ndim == 3 else pixels[..., None]).permute(2, 0, 1)

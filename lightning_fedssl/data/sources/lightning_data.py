@@ -33,7 +33,9 @@ class FromLightning(Datasets):
         datamodule.prepare_data()
         datamodule.setup("fit")
         datamodule.setup("test")
-        train, test, validation = (_samples(datamodule, part) for part in ("train", "test", "val"))
+        train = _samples(datamodule, "train")
+        test = _samples(datamodule, "test")
+        validation = _samples(datamodule, "val")
         super().__init__(train, test, validation=validation, class_names=class_names)
 
 
@@ -59,10 +61,10 @@ def _samples(datamodule: LightningDataModule, part: str) -> Any:
     sampler = batches.sampler if type(batches) is BatchSampler else batches or loader.sampler
     if isinstance(sampler, DistributedSampler):
         return dataset
+    drawn: list[int] = []
     with torch.random.fork_rng(devices=[]):
-        drawn = [
-            i for part in sampler for i in (part if isinstance(part, (list, tuple)) else [part])
-        ]
+        for part_drawn in sampler:
+            drawn += part_drawn if isinstance(part_drawn, (list, tuple)) else [part_drawn]
     if len(set(drawn)) < len(drawn):
         raise ValueError(
             f"{who} draws samples repeatedly; give them as a data set, without a sampler"

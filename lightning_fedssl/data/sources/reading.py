@@ -171,8 +171,7 @@ def _clients(spec: DatasetSpec, train: ImageSplit) -> str:
 
 
 def _counts(numbers: Tensor, most: int) -> list[int]:
-    found = torch.bincount(numbers[numbers >= 0], minlength=most).tolist()
-    return found
+    return torch.bincount(numbers[numbers >= 0], minlength=most).tolist()
 
 
 def _contents(images: Tensor) -> list[int]:
