@@ -19,10 +19,15 @@ def find_config(name: str, folder: Path = CONFIGS) -> Path:
         folder: Where the package's files are.
 
     Raises:
-        TypeError: If there is neither; the message suggests one. (jsonargparse expects this type.)
+        TypeError: If there is neither, and the message suggests one, or if the file is no text.
+            (jsonargparse expects this type.)
     """
     for path in (Path(name), folder / name):
         if os.path.isfile(path):  # Path.is_file raises where a name is too long
+            try:
+                path.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise TypeError("this is no text in UTF-8, so no YAML") from error
             return path
     files = {path.name: key for key, path in package_files().items()}
     close = difflib.get_close_matches(Path(name).name, files, n=1, cutoff=0.8)

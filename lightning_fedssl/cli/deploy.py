@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
 from lightning_fedssl.cli.log_output import show_log
-from lightning_fedssl.cli.parser import ScriptParser
+from lightning_fedssl.cli.messages import ScriptParser
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.partition.base import FromFile
 from lightning_fedssl.data.partition.federated_split import FederatedSplit

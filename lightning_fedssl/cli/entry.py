@@ -80,6 +80,8 @@ def _run(
         sys.stdout.write(text)
         return 0
     known = [*TRAINER, *SCRIPTS, *LISTS]
+    if command.startswith("-") and not {*known} & {*arguments}:
+        raise ValueError(f"a command comes first: lightning-fedssl fit {' '.join(arguments)}")
     if command not in known and not command.startswith("-"):
         close = difflib.get_close_matches(command, known, n=1) or [", ".join(known)]
         meant = HABITS.get(command, close[0])
@@ -117,7 +119,9 @@ def _config_of_run(arguments: list[str]) -> Path | None:
     if {"--config", "-c"} & {*words} or "--ckpt_path" not in words[:-1]:
         return None
     checkpoint = Path(words[words.index("--ckpt_path") + 1])
-    saved = checkpoint.parent.with_name("config.yaml")
+    if checkpoint.suffix == ".ckpt" and not checkpoint.is_file():
+        raise ValueError(f"ckpt_path: there is no file {checkpoint}")
+    saved = checkpoint.absolute().parent.with_name("config.yaml")
     return saved if checkpoint.is_file() and saved.is_file() else None
 
 

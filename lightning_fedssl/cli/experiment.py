@@ -14,6 +14,7 @@ import numpy as np
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
+from lightning_fedssl.cli.messages import one_line
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.trainer import FederatedTrainer
 
@@ -87,7 +88,7 @@ def read_configurations(
         with quiet():
             return FederatedCLI([*files, *options], False, datamodule_class, settings)
     except argparse.ArgumentError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(one_line(str(error))) from error
 
 
 def _files(configuration: Configuration) -> Iterator[str]:

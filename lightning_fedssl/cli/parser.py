@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks.timer import Interval
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_fedssl.cli.config_files import find_config
+from lightning_fedssl.cli.messages import one_line
 from lightning_fedssl.cli.public import public_classes
 from lightning_fedssl.storage.other_names import OTHER_NAMES
 from lightning_fedssl.trainer import FederatedTrainer
@@ -27,14 +28,11 @@ from lightning_fedssl.trainer import FederatedTrainer
 _UNKNOWN = re.compile(r"(arguments: --|[Oo]ption '|path string: |choice: ')([\w.]+)")
 """Where jsonargparse's sentences name an option, a class or a command that does not exist."""
 
-_NOISE = re.compile(
-    r"^ *(?:- )?(?:Does not validate against |Subtypes: |Errors:|Expected a <class "
-    r"'NoneType'>|Expected a path but |Given value type: |Given value: NestedArg"
-    r"|Not of type Path: |Import path [\w.]+ does not correspond to a subclass of Lightning)"
-    r".*(?:\n|$)|^\n",
-    re.MULTILINE,
-)
-"""Lines of jsonargparse's messages that list the types that it tried."""
+_MOST_NAMED = 12
+"""Options that a message lists at most."""
+
+_NOT_NAMED = ("help", "config", "print_config", "num_classes", "in_shape", "in_channels")
+"""Options of the program, and those that the data set."""
 
 _load_yaml = get_loader("yaml")
 
@@ -150,36 +148,38 @@ class Parser(LightningArgumentParser):
         return added
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print what is wrong, with the closest name that exists and long values cut, and exit with
-        code 2.
-        """
-        plain = message.replace("Expected a dot import path string:", "There is no class")
-        lines = {line.strip(): line for line in _NOISE.sub("", plain).rstrip().splitlines()}
-        short = re.sub(r"(value: .{100}).+", r"\1...", "\n".join(lines.values()))
+        """Print in one line what is wrong, with the closest name, and exit with code 2."""
+        message = message.replace("Unexpected config:", "expected keys and values, not:")
         file = "" if self.reading in message else self.reading
-        text = f"{file}{short}{self._suggestion(message)}"
-        if not self.exit_on_error:
+        text = f"{file}{message}{self._suggestion(message)}"
+        if not self.exit_on_error:  # of a class that another parser reads, or in Python
             super().error(text, ex)
-        sys.stderr.write(f"error: {text}\n")
+        sys.stderr.write(f"error: {one_line(text)}\n")
         self.exit(2)
         raise SystemExit(2)
 
     def _suggestion(self, message: str) -> str:
+        if message.endswith(".model"):
+            return "; give --config FILE, or as --ckpt_path the file of a checkpoint"
         unknown = _UNKNOWN.search(message)
-        if unknown is None or "did you mean" in message:
+        if unknown is None or "did you mean" in message or "its options are" in message:
             return ""
         kind, name = unknown[1], unknown[2].rpartition(".")[2]
         if other := OTHER_NAMES.get(name):
             return "" if other in message else f"; {other}"
         known = {option.rpartition(".")[2]: option for option in _options(self)}
         if kind.startswith("path"):
-            classes = [*public_classes(), *vars(torch.optim), *vars(lightning.pytorch.callbacks)]
+            places = (torch.optim, lightning.pytorch.callbacks, lightning.pytorch.loggers)
+            classes = [*public_classes(), *(name for place in places for name in place.__all__)]
             known = {name.lower(): name for name in classes}
         strict = "NestedArg" in message
         close = difflib.get_close_matches(name.lower(), known, 1, 0.65 + 0.1 * strict)
         if close:
             return f"; did you mean {known[close[0]]}?"
-        return "; name a class before its options" if strict else ""
+        if strict and "class_path" not in message:
+            return "; name a class before its options"
+        own = [name for name in known if name not in _NOT_NAMED]
+        return f"; its options are {', '.join(own)}" if own and len(own) <= _MOST_NAMED else ""
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -191,13 +191,3 @@ def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
         for name, inner in action.choices.items() if isinstance(action.choices, dict) else ():
             yield name
             yield from _options(inner)
-
-
-class ScriptParser(argparse.ArgumentParser):
-    """The parser of a command without keys: its errors are one line, as those of the other
-    commands.
-    """
-
-    def error(self, message: str) -> NoReturn:
-        """Print one line and exit with code 2."""
-        self.exit(2, f"error: {message}; see {self.prog} --help\n")

@@ -9,6 +9,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from lightning_fedssl.cli.messages import ScriptParser
 from lightning_fedssl.report import FILE_NAME
 
 HOST = "127.0.0.1"
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
         OSError: If the port is taken.
         SystemExit: If an option is wrong, or after ``--help``.
     """
-    parser = argparse.ArgumentParser(
+    parser = ScriptParser(
         "lightning-fedssl watch",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,

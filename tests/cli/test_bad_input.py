@@ -29,13 +29,15 @@ OPTIONS = [
     ("--trainer.updates.factor 1", "updates"),
     ("--trainer.quarantine 1", "quarantine|give updates: [{class_path: Quarantine"),
     ("--model SemiFLL", "model|did you mean SemiFL?"),
-    ("--model semifl", "There is no class semifl|did you mean SemiFL?"),
+    ("--model semifl", "there is no class semifl|did you mean SemiFL?"),
     ("--model.optimizer adam", "did you mean Adam?"),
     ("--model nomethod.MyMethod", "nomethod"),
     ("--model torch.nn.Linear", "model|Linear"),
     ("--model FedAvg", "FedAvg|data.label_location|clients"),
     ("--model.treshold 0.5", "SemiFL|did you mean threshold?"),
     ("--model.threshold 2", "model.threshold|2"),
+    ("--model.network.hiden 64", "model.network|MLP|did you mean hidden?"),
+    ("--trainer.updates Median", "trainer.updates|[Median]"),
     ("--model.network MPL", "network|did you mean MLP?"),
     ("--data.dataset.csv_file table.csv", "data.dataset|name a class before its options"),
     ("--model.network CNN --model.network.norm grouped", "norm|grouped|group"),
@@ -72,6 +74,8 @@ COMMANDS = [
     ("compare run.yaml", "no suite|lightning-fedssl fit --config run.yaml"),
     ("fit run.yaml", "run.yaml"),
     ("test --config run.yaml", "--ckpt_path best"),
+    ("test --ckpt_path no.ckpt", "ckpt_path|no.ckpt"),
+    ("--config run.yaml", "lightning-fedssl fit --config run.yaml"),
     ("fit --config semifl_digit.yaml", "did you mean semifl_digits.yaml, "),
     ("partition --data.num_client 3", "did you mean data.num_clients?"),
     ("export --format oonx", "format|onnx"),
@@ -82,7 +86,7 @@ FILES = {
     "tab.yaml": ("trainer:\n\tmax_rounds: 1\n", "tab.yaml: ", "line 2"),
     "key.yaml": ("trainer: {max_round: 3}\n", "key.yaml: ", "did you mean trainer.max_rounds?"),
     "tag.yaml": ("trainer: !!python/object/apply:os.system ['touch ran']\n", "tag.yaml: ", "could not determine"),
-    "text.yaml": ("hello\n", "text.yaml: ", ""),
+    "text.yaml": ("hello\n", "text.yaml: ", "keys"),
 }
 """Configurations: content, how the message begins, and words of it."""
 
@@ -91,6 +95,7 @@ FILES = {
 def test_a_wrong_option_of_fit(folder: Path, capsys: pytest.CaptureFixture[str], typed: str, words: str) -> None:
     message = failure(capsys, "fit", "--config", "run.yaml", *shlex.split(typed))
     assert [part for part in words.split("|") if part not in message] == []
+    assert message.count("\n") == 1
     assert not list(folder.rglob("version_*"))
 
 

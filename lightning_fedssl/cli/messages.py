@@ -1,0 +1,84 @@
+"""Errors of the command line in one line.
+
+jsonargparse's messages are trees: a line for each key and class on the way to the error, and one
+for each type that was tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import NoReturn
+
+_KEY = re.compile(r'Parser key "([^"]+)":')
+_CLASS = re.compile(r"class_path[ =]'(?:\w+\.)*(\w+)'")
+_VALUE = re.compile(r"(?:Got|Given) value: ([^\s({\[]+)(?=\. Got value|$)", re.MULTILINE)
+_EXPECTED = re.compile(r"Expected an? (?:<class '|typing\.Literal\[)?(?:\w+\.)*(.*?)(?:'>|\])?$")
+_HINT = re.compile(r"; ((?:did you mean|give|name a class|its options are) .*)\Z")
+_NO_CLASS = "Expected a dot import path string: "
+_AROUND = re.compile(
+    r'^- |Parser key "[^"]+":|Type .*? expects a function or a callable class: |Errors:$'
+    r"|\.? *(?:Got|Given) value: [^;]*|Problem with given class_path .*|Given value type: .*"
+    r"|Does not validate against .*|Subtypes: .*|Not of type Path.*|Expected a path but .*"
+    r"|Subclass types expect .*|a class path \(str\)|a dict with.*|.*NoneType'>$"
+)
+"""What only says how the error was met."""
+
+_WEAK = re.compile("Not a valid subclass|Does not implement|Multiple subclasses")
+"""Types that could not be meant where another line says more."""
+
+_LONGEST_VALUE = 100
+_LISTS = {"list", "tuple", "Sequence"}
+
+
+def one_line(message: str) -> str:
+    """A message of jsonargparse in one line: the keys, what is wrong, and what is expected.
+
+    Args:
+        message: The message, with what it suggests at its end; the lines of others are joined.
+    """
+    start, _, tree = message.partition('Parser key "')
+    if not tree:
+        return " ".join(message.split())
+    hint = "".join(_HINT.findall(message))
+    message = message.removesuffix(f"; {hint}")
+    wrong, weak, expected, owner = [], [], [], ""
+    for line in message.removeprefix(start).splitlines():
+        owner = next(iter(_CLASS.findall(line)), owner)
+        text = _AROUND.sub("", line.strip()).strip(" ;")
+        if text.startswith("did you mean"):
+            hint = text
+        elif text.startswith(_NO_CLASS):
+            if not hint.startswith("name a class"):
+                wrong.append(f"there is no class {text.removeprefix(_NO_CLASS)}")
+        elif found := _EXPECTED.match(text):
+            expected.append(found[1])
+        elif _WEAK.match(text):
+            weak.append(text)
+        elif text:
+            wrong.append(f"{owner}: {text}" if owner else text)
+    value = next(iter(_VALUE.findall(message)), "")[:_LONGEST_VALUE]
+    if expected and not hint:
+        wrong.append(_wanted(expected, value))
+    elif value and value not in " ".join(wrong):
+        wrong.append(f"given {value}")
+    keys = ".".join(dict.fromkeys(_KEY.findall(message)))
+    parts = dict.fromkeys([*(wrong or weak), *filter(None, [hint])])
+    return f"{start}{keys}: {'; '.join(parts) or ' '.join(message.split())}"
+
+
+def _wanted(types: list[str], value: str) -> str:
+    """What would have been right instead of a value."""
+    if value and _LISTS.issuperset(types):
+        return f"give a list: [{value}]"
+    return f"expected {' or '.join(dict.fromkeys(types))}{f', not {value}' if value else ''}"
+
+
+class ScriptParser(argparse.ArgumentParser):
+    """The parser of a command without keys: its errors are one line, as those of the other
+    commands.
+    """
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line and exit with code 2."""
+        self.exit(2, f"error: {message}; see {self.prog} --help\n")
