@@ -171,7 +171,7 @@ class LabelsAlone(FederatedCallback):
             self.lines.append(
                 f"simple answers: {', '.join(names)}; always the largest class {100 * most:.1f} % "
                 f"({first.name} in cross-validation over the labels: {100 * first.estimate:.0f} %, "
-                f"standard error {100 * first.error:.0f})"
+                f"standard error {100 * first.error:.0f} points)"
             )
         noun = data.spec.noun
         self.lines.append(
@@ -236,7 +236,7 @@ def verdict(bound: float, accuracy: float, images: int, noun: str) -> str:
     return (
         f"labels alone {100 * bound:.1f} %, with the clients' {noun}s {100 * accuracy:.1f} %: "
         f"{found if points else 'no difference on'} {images} test {noun}s "
-        f"(standard error {difference_error(bound, accuracy, images):.0f})"
+        f"(standard error {difference_error(bound, accuracy, images):.0f} {noun}s)"
     )
 
 

@@ -84,13 +84,16 @@ def participation(metrics: Metrics) -> list[str]:
     return [f"{count} clients took part", *missing]
 
 
-def result_parts(metrics: Metrics, stage: Literal["val", "test"], samples: int = 0) -> list[str]:
+def result_parts(
+    metrics: Metrics, stage: Literal["val", "test"], samples: int = 0, noun: str = "sample"
+) -> list[str]:
     """Accuracy and loss of an evaluation as text; of one without an accuracy, what it logs.
 
     Args:
         metrics: The scalars.
         stage: Which evaluation.
         samples: Evaluated samples, for the standard error; 0 if it is not known.
+        noun: What a sample is called.
     """
     if f"{stage}/accuracy" not in metrics:
         return own_parts(metrics, stage)
@@ -99,7 +102,9 @@ def result_parts(metrics: Metrics, stage: Literal["val", "test"], samples: int =
     parts = [f"{title} accuracy {accuracy:.2%}"]
     if samples:
         error = samples * accuracy_error(accuracy, samples)
-        parts[0] += f" ({samples * accuracy:.0f} of {samples}, standard error {error:.0f})"
+        parts[0] += (
+            f" ({samples * accuracy:.0f} of {samples} {noun}s, standard error {error:.0f} {noun}s)"
+        )
     if f"{stage}/loss" in metrics:
         parts.append(f"{title} loss {metrics[f'{stage}/loss']:.4f}")
     return parts
@@ -211,7 +216,7 @@ class RoundProgress(FederatedCallback):
         samples = 0
         if data.class_names and not trainer.fast_dev_run:
             samples = len(data.test_labels if stage == "test" else data.validation_labels)
-        parts = result_parts(metrics, stage, samples)
+        parts = result_parts(metrics, stage, samples, data.spec.noun)
         if parts and not self.of:
             trainer.print(f"after round {trainer.round_index}: {', '.join(parts)}")
 

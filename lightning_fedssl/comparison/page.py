@@ -61,7 +61,7 @@ def _curves(
     group: SuiteGroup, outcomes: Sequence[Outcome], place: str, unit: float
 ) -> page.Chart | None:
     """The first metric of every entry in validation, means over the seeds as far as all have
-    evaluations.
+    evaluations, and the area between the lowest and the highest seed.
 
     Args:
         group: The group.
@@ -70,7 +70,8 @@ def _curves(
             horizontal axis.
         unit: Its unit.
     """
-    lines = {}
+    lines: dict[str, page.Points] = {}
+    bands: dict[str, page.Points] = {}
     for entry in group.entries:
         seeds = []
         for one in outcomes:
@@ -80,11 +81,16 @@ def _curves(
                     [(row[place] / unit, row[metric]) for row in curve(one.rows, one.run.task)]
                 )
         name = f"{entry.label} (bound)" if entry.role == "bound" else entry.label
-        lines[name] = [
-            (fmean(x for x, _ in points), fmean(y for _, y in points))
-            for points in zip(*seeds, strict=False)
-        ]
-    return page.chart_of(lines)
+        lines[name] = []
+        low: page.Points = []
+        high: page.Points = []
+        for points in zip(*seeds, strict=False):
+            xs, ys = zip(*points, strict=True)
+            lines[name].append((fmean(xs), fmean(ys)))
+            low.append((fmean(xs), min(ys)))
+            high.append((fmean(xs), max(ys)))
+        bands[name] = [*low, *reversed(high)]
+    return page.chart_of(lines, bands)
 
 
 def _page_of(run: Run, folder: Path) -> str:

@@ -84,8 +84,13 @@ def load_network(folder: str | Path, trust: Sequence[str] = ()) -> tuple[nn.Modu
             not fit it.
     """
     weights, text = (Path(folder) / name for name in (WEIGHTS, DESCRIPTION))
-    description = json.loads(text.read_text(encoding="utf-8"))
-    network = build_described(description["network"], trust)
+    try:
+        description = json.loads(text.read_text(encoding="utf-8"))
+        network = build_described(description["network"], trust)
+    except (LookupError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"{text} is damaged, or no description of a network ({error!r}): export the run again"
+        ) from error
     state = load_file(weights)
     network.to(next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32))
     try:

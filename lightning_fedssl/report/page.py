@@ -11,6 +11,7 @@ import io
 import math
 from collections.abc import Mapping
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -77,12 +78,14 @@ class Chart(NamedTuple):
         across: Ticks of the horizontal axis.
         upward: Ticks of the vertical axis; the first and the last are its ends.
         ends: The ends of the horizontal axis.
+        bands: The outlines of areas, by the names of their curves.
     """
 
     lines: dict[str, Points]
     across: list[float]
     upward: list[float]
     ends: tuple[float, float]
+    bands: Mapping[str, Points]
 
 
 def chart(
@@ -106,11 +109,14 @@ def chart(
     return chart_of(lines)
 
 
-def chart_of(lines: Mapping[str, Points]) -> Chart | None:
+def chart_of(
+    lines: Mapping[str, Points], bands: Mapping[str, Points] | None = None
+) -> Chart | None:
     """A chart of curves, without what is no number or too close to be seen; None without a point.
 
     Args:
         lines: The curves by their names.
+        bands: See :class:`Chart`.
     """
     drawn: dict[str, Points] = {}
     for name, points in lines.items():
@@ -119,10 +125,15 @@ def chart_of(lines: Mapping[str, Points]) -> Chart | None:
             drawn[name] = finite[:: -math.ceil(len(finite) / _MOST_POINTS)][::-1]
     if not drawn:
         return None
-    xs, ys = zip(*(point for points in drawn.values() for point in points), strict=True)
+    bands = bands or {}
+    drawn_points = chain(*drawn.values(), *bands.values())
+    xs, ys = zip(*drawn_points, strict=True)
     left, right, low, high = min(xs), max(xs), min(ys), max(ys)
-    across = [x for x in ticks(left, right) if left <= x <= right and x == int(x)]
-    return Chart(drawn, across, ticks(0.0 if 0 <= low <= high / 2 else low, high), (left, right))
+    across = [
+        x for x in MaxNLocator(4, integer=True).tick_values(left, right) if left <= x <= right
+    ]
+    upward = ticks(0.0 if 0 <= low <= high / 2 else low, high)
+    return Chart(drawn, across, upward, (left, right), bands)
 
 
 def ticks(low: float, high: float) -> list[float]:

@@ -141,9 +141,15 @@ def restore(callbacks: Sequence[Callback], states: Mapping[str, Any]) -> None:
     Args:
         callbacks: The callbacks.
         states: Their states by ``state_key``.
+
+    Raises:
+        TypeError: A part of a state is no mapping, and must be.
     """
     for callback in callbacks:
         if saved := states.get(callback.state_key):
+            for name, own in callback.state_dict().items():
+                if isinstance(own, Mapping) and not isinstance(saved[name], Mapping):
+                    raise TypeError(f"{callback.state_key}: {name} is {saved[name]!r}")
             callback.load_state_dict(saved)
 
 

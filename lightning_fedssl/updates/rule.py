@@ -197,6 +197,9 @@ def check_order(rules: Sequence[UpdateRule]) -> None:
                 f"trainer.updates has {rule!r}, which is no rule: give objects of "
                 "lightning_fedssl.updates such as [Quarantine(), Median()]"
             )
+    judges = [type(rule).__name__ for rule in rules if rule.place == 1]
+    if twice := sorted({name for name in judges if judges.count(name) > 1}):
+        raise ValueError(f"trainer.updates has {twice[0]} twice: keep one of them")
     for before, after in pairwise(rules):
         first = type(before).__name__
         second = type(after).__name__

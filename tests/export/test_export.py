@@ -289,6 +289,13 @@ def with_entries(path: Path, entries: dict[str, Any], folder: Path) -> Path:
     return folder / "foreign.ckpt"
 
 
+@pytest.mark.parametrize("entries", [{}, {"network": {}}, {"network": {"class_path": "torch.nn.ReLU"}}, []])
+def test_a_damaged_description_is_named(tmp_path: Path, entries: object) -> None:
+    (tmp_path / "model.json").write_text(json.dumps(entries))
+    with pytest.raises(ValueError, match=r"model\.json is damaged"):
+        load_network(tmp_path)
+
+
 @pytest.mark.parametrize(("entries", "words"), FOREIGN)
 def test_a_file_builds_networks_of_known_packages_alone(
     tmp_path: Path, run: tuple[SemiFL, Path], entries: dict[str, Any], words: str

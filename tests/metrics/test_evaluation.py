@@ -189,7 +189,7 @@ class OwnScore(SemiFL):
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
-        (NoLoss, r"after round 1: test accuracy \d+\.\d\d% \(\d+ of 60, standard error \d\)$"),
+        (NoLoss, r"after round 1: test accuracy \d+\.\d\d% \(\d+ of 60 images, standard error \d images\)$"),
         (OwnScore, r"after round 1: test[ /]score 0.5"),
     ],
 )

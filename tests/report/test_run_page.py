@@ -48,7 +48,7 @@ def test_the_page_of_a_run_shows_its_parts_and_escapes_what_others_have_named(tm
     accuracy = 100 * float(trainer.callback_metrics["test/accuracy"])
     assert re.search(rf"With the clients' images {accuracy:.1f} % of 60 test images .*\(95 % interval", page.text)
     assert "Export takes" in page.text
-    for part in ("Data", "Partition", "Curves", "Clients", "Pseudo-labels", "Bytes", "Time", "Warnings"):
+    for part in ("Data", "Partition", "Curves", "Clients", "Pseudo-labels", "Time", "Warnings"):
         assert f"\n{part}\n" in page.text, part
     assert not page.live
 

@@ -242,6 +242,7 @@ def test_a_signal_ends_the_run_in_order_and_resuming_gives_the_same_weights(
         ),
         (("federation", "server_optimizer"), "0.momentum_buffer", r"server_optimizer in .*0\.momentum_buffer"),
         (("federation", "server_optimizer"), "99.momentum_buffer", r"server_optimizer in .*IndexError"),
+        (("callbacks", "RunReport"), "clients", r"callbacks in .*RunReport: clients"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused(tmp_path: Path, place: Any, entry: str, named: str) -> None:

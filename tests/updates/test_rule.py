@@ -81,6 +81,7 @@ def test_rules_after_an_attack_see_what_the_attacker_sends(tmp_path: Path) -> No
         ([Median(), TrimmedMean()], "Median and TrimmedMean both combine"),
         ([Median(), CentralDP(delta=1e-3, noise_multiplier=1)], "Median and CentralDP both combine"),
         ([Median(), Quarantine()], "Quarantine comes after Median"),
+        ([Quarantine(), LabelFlip(), Quarantine(5)], "has Quarantine twice"),
         ([Median], "Median'>, which is no rule"),
         ([Quarantine(), LabelFlip()], "LabelFlip comes after Quarantine"),
     ],
