@@ -26,6 +26,7 @@ from lightning_fedssl.deployment.obstacles import (
     refuse_undeployable,
 )
 from lightning_fedssl.deployment.own_data import OwnData, ServerData, module_of_spec, save_spec
+from lightning_fedssl.storage.optional import optional
 from lightning_fedssl.version import __version__
 
 if TYPE_CHECKING:
@@ -151,6 +152,7 @@ def run_demo(folder: Path) -> int:
     Returns:
         The exit code: 0 if the run has finished.
     """
+    optional("flwr")
     from lightning_fedssl.deployment.demo import LocalFederation
 
     write_app(folder / "app", DEMO)

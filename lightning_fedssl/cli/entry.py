@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_fedssl.cli.commands import HABITS, LISTS, SCRIPTS, TRAINER, help_text
 from lightning_fedssl.cli.log_output import is_first_on_machine, show_log
+from lightning_fedssl.storage.optional import how_to_install
 from lightning_fedssl.version import __version__
 
 if TYPE_CHECKING:
@@ -130,6 +131,8 @@ def _message(error: BaseException) -> str | None:
 
     None for a bug.
     """
+    if isinstance(error, ModuleNotFoundError) and (text := how_to_install(error.name)):
+        return text
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     fixable = isinstance(error, (ValueError, ModuleNotFoundError, OSError))

@@ -14,7 +14,9 @@ _KEY = re.compile(r'Parser key "([^"]+)":')
 _CLASS = re.compile(r"class_path[ =]'(?:\w+\.)*(\w+)'")
 _VALUE = re.compile(r"(?:Got|Given) value: ([^\s({\[]+)(?=\. Got value|$)", re.MULTILINE)
 _EXPECTED = re.compile(r"Expected an? (?:<class '|typing\.Literal\[)?(?:\w+\.)*(.*?)(?:'>|\])?$")
-_HINT = re.compile(r"; ((?:did you mean|give|name a class|its options are) .*)\Z")
+_HINT = re.compile(
+    r"; ((?:did you mean|give|\w+ is not installed|name a class|its options are) .*)\Z"
+)
 _NO_CLASS = "Expected a dot import path string: "
 _AROUND = re.compile(
     r'^- |Parser key "[^"]+":|Type .*? expects a function or a callable class: |Errors:$'
@@ -49,8 +51,7 @@ def one_line(message: str) -> str:
         if text.startswith("did you mean"):
             hint = text
         elif text.startswith(_NO_CLASS):
-            if not hint.startswith("name a class"):
-                wrong.append(f"there is no class {text.removeprefix(_NO_CLASS)}")
+            wrong.append(f"there is no class {text.removeprefix(_NO_CLASS)}")
         elif found := _EXPECTED.match(text):
             expected.append(found[1])
         elif _WEAK.match(text):

@@ -22,6 +22,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning_fedssl.cli.config_files import find_config
 from lightning_fedssl.cli.messages import one_line
 from lightning_fedssl.cli.public import public_classes
+from lightning_fedssl.storage.optional import how_to_install
 from lightning_fedssl.storage.other_names import OTHER_NAMES
 from lightning_fedssl.trainer import FederatedTrainer
 
@@ -161,6 +162,9 @@ class Parser(LightningArgumentParser):
     def _suggestion(self, message: str) -> str:
         if message.endswith(".model"):
             return "; give --config FILE, or as --ckpt_path the file of a checkpoint"
+        missing = re.search(r"No module named '(\w+)", message)
+        if missing and (text := how_to_install(missing[1])) not in message:
+            return f"; {text}"
         unknown = _UNKNOWN.search(message)
         if unknown is None or "did you mean" in message or "its options are" in message:
             return ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from lightning_fedssl.export.description import Description
 from lightning_fedssl.export.model_card import model_card
 from lightning_fedssl.export.model_file import save_model
 from lightning_fedssl.storage.files import write_bytes
+from lightning_fedssl.storage.optional import optional
 
 FORMATS = ("safetensors", "torch_export", "onnx", "hub")
 
@@ -78,11 +78,8 @@ def export(network: nn.Module, description: Description, folder: Path, format: s
     """
     if format not in FORMATS:
         raise ValueError(f"format is {format}: give one of {', '.join(FORMATS)}")
-    if format == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
-        raise ValueError(
-            'format onnx needs onnx and onnxscript: pip install ".[onnx]" in a checkout of this '
-            "package"
-        )
+    if format == "onnx":
+        optional("onnx"), optional("onnxscript")
     folder.mkdir(parents=True, exist_ok=True)
     contents = {}
     if format == "hub":

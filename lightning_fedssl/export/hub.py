@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
+
+from lightning_fedssl.storage.optional import optional
 
 
 def push_to_hub(name: str, files: Sequence[Path]) -> None:
@@ -21,14 +22,13 @@ def push_to_hub(name: str, files: Sequence[Path]) -> None:
     """
     folder = files[0].parent
     try:
-        api = importlib.import_module("huggingface_hub").HfApi(token=True)  # of the user's login
+        api = optional("huggingface_hub").HfApi(token=True)  # of the user's login
         api.create_repo(name, private=True, exist_ok=True)
         api.upload_folder(
             repo_id=name, folder_path=folder, allow_patterns=[path.name for path in files]
         )
     except Exception as error:  # of the import, the login, the network, the hub, or the name
         raise ValueError(
-            f"push_to_hub {name}: {error}. The files are in {folder}. It needs pip install "
-            '".[huggingface]" in a checkout of this package, and a login: hf auth login, or a '
-            "token that may write in HF_TOKEN"
+            f"push_to_hub {name}: {error}. The files are in {folder}. It needs a login: hf "
+            "auth login, or a token that may write in HF_TOKEN"
         ) from error

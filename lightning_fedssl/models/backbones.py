@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from lightning_fedssl.functional.by_name import only, without
 from lightning_fedssl.models.pretrained import read_weights
+from lightning_fedssl.storage.optional import optional
 
 
 class Backbone(nn.Module):
@@ -49,7 +50,8 @@ class TimmBackbone(Backbone):
         std: Their deviation, likewise.
 
     Raises:
-        ValueError: timm is not installed or does not know the name, or the file does not fit.
+        ModuleNotFoundError: timm is not installed.
+        ValueError: timm does not know the name, or the file does not fit.
     """
 
     def __init__(
@@ -64,10 +66,7 @@ class TimmBackbone(Backbone):
         self.name = name
         self.weights = weights
         self.size = size
-        try:
-            import timm
-        except ImportError as error:
-            raise ValueError("TimmBackbone needs timm: pip install '.[timm]'") from error
+        timm = optional("timm")
         try:
             self.network = timm.create_model(name, pretrained=weights == "hub", num_classes=0)
         except Exception as error:  # of the network's name, or of a download

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lightning_fedssl.models.network import InShape, Network
+from lightning_fedssl.storage.optional import optional
 
 
 class TimmLoRA(Network):
@@ -30,7 +31,7 @@ class TimmLoRA(Network):
         in_shape: ``(channels, height, width)`` of an image.
 
     Raises:
-        ValueError: timm or peft is not installed.
+        ModuleNotFoundError: timm or peft is not installed.
     """
 
     def __init__(
@@ -44,18 +45,14 @@ class TimmLoRA(Network):
         in_shape: InShape = (3, 224, 224),
     ) -> None:
         super().__init__()
-        try:
-            import timm
-            from peft import LoraConfig, get_peft_model
-        except ImportError as error:
-            raise ValueError(f"TimmLoRA needs {error.name}: pip install '.[peft]'") from error
-        network = timm.create_model(
+        peft = optional("peft")
+        network = optional("timm").create_model(
             model_name, num_classes=num_classes, in_chans=in_shape[0], **arguments or {}
         )
         for weight in network.get_submodule(head).parameters():
             nn.init.zeros_(weight)  # random logits of pretrained features are large and wrong
-        self.adapted = get_peft_model(
-            network, LoraConfig(r=rank, target_modules=[*layers], modules_to_save=[head])
+        self.adapted = peft.get_peft_model(
+            network, peft.LoraConfig(r=rank, target_modules=[*layers], modules_to_save=[head])
         )
 
     def forward(self, x: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
+from lightning_fedssl.storage.optional import optional
+
 DISCRETIZATION = 1e-3
 """The grid of the privacy losses (PLD): coarser than the library's 1e-4, ten times as fast, and
 still an upper bound.
@@ -78,7 +80,7 @@ def _epsilon(settings: tuple[Any, ...], delta: float) -> float:
         return 0.0
     if budget.noise_multiplier < LEAST_NOISE:
         return math.inf
-    dp, pld = _library()
+    dp, pld = optional("dp_accounting"), optional("dp_accounting.pld")
     noise = dp.GaussianDpEvent(budget.noise_multiplier)
     event = dp.PoissonSampledDpEvent(budget.cohort / budget.clients, noise)
     grid = DISCRETIZATION * max(1, 0.1 / budget.noise_multiplier**2)
@@ -114,15 +116,3 @@ def calibrated(budget: Budget, epsilon: float, delta: float) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if _epsilon((middle, *rest), delta) <= epsilon else (middle, high)
     return high
-
-
-def _library() -> tuple[Any, Any]:
-    """dp-accounting and its accountant."""
-    try:
-        import dp_accounting
-        from dp_accounting import pld
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "CentralDP needs the package dp-accounting: pip install '.[privacy]'"
-        ) from error
-    return dp_accounting, pld

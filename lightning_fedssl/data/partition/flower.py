@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from lightning_fedssl.data.partition.base import Partition
+from lightning_fedssl.storage.optional import optional
 
 
 class FlowerPartitions(Partition):
@@ -45,7 +45,7 @@ class FlowerPartitions(Partition):
             ValueError: If the partitioner refuses the labels or asks for another column.
         """
         drawn = copy.deepcopy(self.partitioner)  # it takes a data set only once
-        drawn.dataset = importlib.import_module("datasets").Dataset.from_dict(
+        drawn.dataset = optional("datasets").Dataset.from_dict(
             {"label": labels.tolist(), "position": range(len(labels))}
         )
         try:

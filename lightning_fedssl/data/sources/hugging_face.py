@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.utils.data import Dataset
 from lightning_fedssl.data.image_files import RESAMPLING
 from lightning_fedssl.data.sources.arrays import as_tensor
 from lightning_fedssl.functional.by_name import without
+from lightning_fedssl.storage.optional import optional
 
 _CONVERTED = {"P": "RGB", "1": "L"}
 """Pillow's modes whose stored values are no brightness, numbers of a palette and bits, and the
@@ -57,7 +57,7 @@ class Columns(Dataset[Any]):
         image_size: int | None = None,
     ) -> None:
         if isinstance(rows, str):
-            library = importlib.import_module("datasets")
+            library = optional("datasets")
             if Path(rows, "dataset_dict.json").is_file():
                 rows = library.load_from_disk(rows)[split]
             else:

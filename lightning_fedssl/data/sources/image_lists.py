@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -52,6 +54,9 @@ class ListedImage(NamedTuple):
     label: str
     client: str | None = None
 
+
+_MASK = re.compile(r"(.+)[-_ .](?:mask|masks|seg|segmentation|annotation)", re.IGNORECASE)
+"""Names of masks beside their images."""
 
 Lists = dict[str, list[ListedImage]]
 """The images of the parts train, test and, where there are some, validation and unlabeled."""
@@ -156,8 +161,33 @@ class ImageList(DataSource):
                     )
             if rest:
                 self.reading.warn(f"{Path(self.root).name}{rest}")
+            self._warn_of_files(lists)
             self._lists = lists
         return self._lists
+
+    def _warn_of_files(self, lists: Lists) -> None:
+        """Name files that may not be what they are taken for: masks, pages, and doubled ones."""
+        paths = [image.path for images in lists.values() for image in images]
+        known = {(path.parent, path.stem) for path in paths}
+        masks = [
+            p for p in paths if (found := _MASK.fullmatch(p.stem)) and (p.parent, found[1]) in known
+        ]
+        if masks:
+            self.reading.warn(
+                f"{len(masks)} files are named as masks of others, and read as images (the first "
+                f"is {masks[0].name!r}): move them away, or see MaskFolders"
+            )
+        if several := [path for path in paths if _pages(path) > 1]:
+            self.reading.warn(
+                f"{len(several)} files have several pages, of which the first is read (the first "
+                f"is {several[0].name!r})"
+            )
+        labeled = {_identity(image.path) for image in [*lists["train"], *lists["test"]]}
+        if doubled := [i.path for i in lists["unlabeled"] if _identity(i.path) in labeled]:
+            self.reading.warn(
+                f"{len(doubled)} images without a label are training or test images, too (the "
+                f"first is {doubled[0].name!r}): remove the link or the copy"
+            )
 
     def _read(
         self, images: Sequence[ListedImage], spec: DatasetSpec, owners: Tensor | None = None
@@ -404,13 +434,40 @@ class SiteFolders(ImageList):
     def list_images(self) -> Lists:
         """Lists the folders; see the base class."""
         lists: Lists = {"train": [], "test": []}
+        few: list[str] = []
         for site in visible_folders(Path(self.root), self._left_out):
             for folder in visible_folders(site, self._left_out):
                 files = image_files(folder, "data.dataset", self._left_out)
+                if len(files) < self.test_every:
+                    few.append(f"{site.name}/{folder.name}")
                 for number, path in enumerate(files, start=1):
                     part = "test" if number % self.test_every == 0 else "train"
                     lists[part].append(ListedImage(path, _composed(folder.name), site.name))
+        if few:
+            self.reading.warn(
+                f"{len(few)} folders have fewer than {self.test_every} images, so none is a test "
+                f"image (the first is {few[0]}): lower test_every"
+            )
         return lists
+
+
+def _pages(path: Path) -> int:
+    """How many pages a file has, of the formats that can have several."""
+    if path.suffix.lower() not in (".tif", ".tiff", ".gif"):
+        return 1
+    from PIL import Image
+
+    with suppress(OSError, SyntaxError), Image.open(path) as file:  # refused when it is decoded
+        return int(getattr(file, "n_frames", 1))
+    return 1
+
+
+def _identity(path: Path) -> tuple[int, int] | Path:
+    """What two names of one file have in common."""
+    if not path.exists():  # refused when it is decoded
+        return path
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def _composed(name: str) -> str:

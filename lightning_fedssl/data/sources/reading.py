@@ -119,7 +119,8 @@ class Reading:
             spelled.setdefault(key, name)
 
     def warn_of_leak(self, train: ImageSplit, test: ImageSplit) -> None:
-        """Say how many test samples have the same content as a training sample.
+        """Say how many test samples have the same content as a training sample, and which training
+        samples have it with different labels.
 
         Rows of a table count only where rows hardly ever are equal by chance.
 
@@ -127,15 +128,29 @@ class Reading:
             train: The training samples.
             test: The test samples.
         """
-        known = set(_contents(train.images))
+        contents = _contents(train.images)
+        known = dict(zip(contents, range(len(contents)), strict=True))
         if train.images.ndim == 2 and len(known) < _DISTINCT * len(train.images):
             return
+        if train.labels.ndim == 1:
+            labels = train.labels.tolist()
+            twins = [
+                (row, known[content])
+                for row, content in enumerate(contents)
+                if min(labels[row], labels[known[content]]) >= 0
+                and labels[row] != labels[known[content]]
+            ]
+            if twins:
+                one, other = (_named(train, row) for row in twins[0])
+                self.warn(
+                    f"{one} and {other} are the same with different labels, and so are "
+                    f"{len(twins) - 1} more pairs: remove the wrong ones"
+                )
         same = [row for row, content in enumerate(_contents(test.images)) if content in known]
         if same:
-            first = repr(test.files[same[0]]) if test.files else f"number {same[0]}"
             self.warn(
                 f"{len(same)} of {len(test.images)} test samples have the content of a training "
-                f"sample (the first is {first}): remove them from one of the parts"
+                f"sample (the first is {_named(test, same[0])}): remove them from one of the parts"
             )
 
 
@@ -168,6 +183,10 @@ def _clients(spec: DatasetSpec, train: ImageSplit) -> str:
     labeled = _counts(train.client_ids[train.labels >= 0], len(spec.client_names))
     each = [f"{cut(n)} {sizes[k]}/{labeled[k]}" for k, n in enumerate(spec.client_names)]
     return f"{len(each)}: {listed(each)} ({spec.noun}s/with a label)"
+
+
+def _named(split: ImageSplit, row: int) -> str:
+    return repr(split.files[row]) if split.files else f"number {row}"
 
 
 def _counts(numbers: Tensor, most: int) -> list[int]:

@@ -336,9 +336,24 @@ def test_images_without_a_label_go_to_the_clients(word: str) -> None:
 
 def test_the_same_picture_in_training_and_test_is_named() -> None:
     root = photos("train/a/new.png")
-    Path(root, "test/b/copy.png").write_bytes(Path(root, "train/a/new.png").read_bytes())
+    for copy in ("test/b/copy.png", "train/b/copy.png"):
+        Path(root, copy).write_bytes(Path(root, "train/a/new.png").read_bytes())
     text = set_up(ImageFolder(root, 8), validation=0).reading.summary()
     assert "! 1 of 9 test samples have the content of a training sample (the first is 'test/b/copy.png')" in text
+    assert "! 'train/a/new.png' and 'train/b/copy.png' are the same with different labels" in text
+
+
+def test_files_that_may_be_taken_for_something_else_are_named() -> None:
+    root = Path(photos("train/a/0_mask.png"))
+    page = Image.new("L", (8, 8))
+    page.save(root / "train/b/scan.tif", save_all=True, append_images=[page])
+    os.symlink("train/a", root / "unlabeled")
+    found = set_up(ImageFolder(root, 8), validation=0).reading.warnings
+    beginnings = ["2 files are named as masks", "1 files have several pages", "5 images without a label are training"]
+    assert [text[: len(start)] for text, start in zip(found, beginnings, strict=True)] == beginnings
+    few = SiteFolders(str(root), 8)
+    few.list_images()
+    assert "2 folders have fewer than 5 images" in few.reading.warnings[-1]
 
 
 # The report
