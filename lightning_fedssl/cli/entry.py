@@ -120,8 +120,6 @@ def _config_of_run(arguments: list[str]) -> Path | None:
     if {"--config", "-c"} & {*words} or "--ckpt_path" not in words[:-1]:
         return None
     checkpoint = Path(words[words.index("--ckpt_path") + 1])
-    if checkpoint.suffix == ".ckpt" and not checkpoint.is_file():
-        raise ValueError(f"ckpt_path: there is no file {checkpoint}")
     saved = checkpoint.absolute().parent.with_name("config.yaml")
     return saved if checkpoint.is_file() and saved.is_file() else None
 

@@ -22,12 +22,10 @@ _AROUND = re.compile(
     r'^- |Parser key "[^"]+":|Type .*? expects a function or a callable class: |Errors:$'
     r"|\.? *(?:Got|Given) value: [^;]*|Problem with given class_path .*|Given value type: .*"
     r"|Does not validate against .*|Subtypes: .*|Not of type Path.*|Expected a path but .*"
+    r"|Not a valid subclass.*|Does not implement.*|Multiple subclasses.*"
     r"|Subclass types expect .*|a class path \(str\)|a dict with.*|.*NoneType'>$"
 )
 """What only says how the error was met."""
-
-_WEAK = re.compile("Not a valid subclass|Does not implement|Multiple subclasses")
-"""Types that could not be meant where another line says more."""
 
 _LONGEST_VALUE = 100
 _LISTS = {"list", "tuple", "Sequence"}
@@ -44,7 +42,7 @@ def one_line(message: str) -> str:
         return " ".join(message.split())
     hint = "".join(_HINT.findall(message))
     message = message.removesuffix(f"; {hint}")
-    wrong, weak, expected, owner = [], [], [], ""
+    wrong, expected, owner = [], [], ""
     for line in message.removeprefix(start).splitlines():
         owner = next(iter(_CLASS.findall(line)), owner)
         text = _AROUND.sub("", line.strip()).strip(" ;")
@@ -54,8 +52,6 @@ def one_line(message: str) -> str:
             wrong.append(f"there is no class {text.removeprefix(_NO_CLASS)}")
         elif found := _EXPECTED.match(text):
             expected.append(found[1])
-        elif _WEAK.match(text):
-            weak.append(text)
         elif text:
             wrong.append(f"{owner}: {text}" if owner else text)
     value = next(iter(_VALUE.findall(message)), "")[:_LONGEST_VALUE]
@@ -64,7 +60,7 @@ def one_line(message: str) -> str:
     elif value and value not in " ".join(wrong):
         wrong.append(f"given {value}")
     keys = ".".join(dict.fromkeys(_KEY.findall(message)))
-    parts = dict.fromkeys([*(wrong or weak), *filter(None, [hint])])
+    parts = dict.fromkeys([*wrong, *filter(None, [hint])])
     return f"{start}{keys}: {'; '.join(parts) or ' '.join(message.split())}"
 
 

@@ -81,15 +81,10 @@ def _curves(
                     [(row[place] / unit, row[metric]) for row in curve(one.rows, one.run.task)]
                 )
         name = f"{entry.label} (bound)" if entry.role == "bound" else entry.label
-        lines[name] = []
-        low: page.Points = []
-        high: page.Points = []
-        for points in zip(*seeds, strict=False):
-            xs, ys = zip(*points, strict=True)
-            lines[name].append((fmean(xs), fmean(ys)))
-            low.append((fmean(xs), min(ys)))
-            high.append((fmean(xs), max(ys)))
-        bands[name] = [*low, *reversed(high)]
+        columns = [[*zip(*points, strict=True)] for points in zip(*seeds, strict=False)]
+        lines[name] = [(fmean(xs), fmean(ys)) for xs, ys in columns]
+        bands[name] = [(fmean(xs), min(ys)) for xs, ys in columns]
+        bands[name] += [(fmean(xs), max(ys)) for xs, ys in reversed(columns)]
     return page.chart_of(lines, bands)
 
 

@@ -16,6 +16,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from lightning_fedssl.data.datasets import IMAGE_FOLDER, DatasetSpec, ImageSplit, shortened
@@ -57,6 +58,8 @@ class ListedImage(NamedTuple):
 
 _MASK = re.compile(r"(.+)[-_ .](?:mask|masks|seg|segmentation|annotation)", re.IGNORECASE)
 """Names of masks beside their images."""
+
+_PAGED = (".tif", ".tiff", ".gif")
 
 Lists = dict[str, list[ListedImage]]
 """The images of the parts train, test and, where there are some, validation and unlabeled."""
@@ -168,26 +171,19 @@ class ImageList(DataSource):
     def _warn_of_files(self, lists: Lists) -> None:
         """Name files that may not be what they are taken for: masks, pages, and doubled ones."""
         paths = [image.path for images in lists.values() for image in images]
-        known = {(path.parent, path.stem) for path in paths}
-        masks = [
-            p for p in paths if (found := _MASK.fullmatch(p.stem)) and (p.parent, found[1]) in known
-        ]
-        if masks:
-            self.reading.warn(
-                f"{len(masks)} files are named as masks of others, and read as images (the first "
-                f"is {masks[0].name!r}): move them away, or see MaskFolders"
-            )
-        if several := [path for path in paths if _pages(path) > 1]:
-            self.reading.warn(
-                f"{len(several)} files have several pages, of which the first is read (the first "
-                f"is {several[0].name!r})"
-            )
-        labeled = {_identity(image.path) for image in [*lists["train"], *lists["test"]]}
-        if doubled := [i.path for i in lists["unlabeled"] if _identity(i.path) in labeled]:
-            self.reading.warn(
-                f"{len(doubled)} images without a label are training or test images, too (the "
-                f"first is {doubled[0].name!r}): remove the link or the copy"
-            )
+        stems = {path.stem for path in paths}
+        labeled = {os.path.realpath(image.path) for image in [*lists["train"], *lists["test"]]}
+        unlabeled = [image.path for image in lists["unlabeled"]]
+        masks = [path for path in paths if {*_MASK.findall(path.stem)} & stems]
+        pages = [path for path in paths if path.suffix.lower() in _PAGED and _pages(path) > 1]
+        doubled = [path for path in unlabeled if os.path.realpath(path) in labeled]
+        for found, text in (
+            (masks, "are named as masks of others, and read as images: move them away"),
+            (pages, "have several pages, of which the first is read"),
+            (doubled, "in unlabeled are training or test images, too: remove the link"),
+        ):
+            if found:
+                self.reading.warn(f"{len(found)} files {text} (the first is {found[0].name!r})")
 
     def _read(
         self, images: Sequence[ListedImage], spec: DatasetSpec, owners: Tensor | None = None
@@ -445,29 +441,17 @@ class SiteFolders(ImageList):
                     lists[part].append(ListedImage(path, _composed(folder.name), site.name))
         if few:
             self.reading.warn(
-                f"{len(few)} folders have fewer than {self.test_every} images, so none is a test "
-                f"image (the first is {few[0]}): lower test_every"
+                f"{len(few)} folders have less than {self.test_every} images, so no test image "
+                f"(the first is {few[0]}): lower test_every"
             )
         return lists
 
 
 def _pages(path: Path) -> int:
-    """How many pages a file has, of the formats that can have several."""
-    if path.suffix.lower() not in (".tif", ".tiff", ".gif"):
-        return 1
-    from PIL import Image
-
+    """How many pages a file has."""
     with suppress(OSError, SyntaxError), Image.open(path) as file:  # refused when it is decoded
-        return int(getattr(file, "n_frames", 1))
+        return getattr(file, "n_frames", 1)
     return 1
-
-
-def _identity(path: Path) -> tuple[int, int] | Path:
-    """What two names of one file have in common."""
-    if not path.exists():  # refused when it is decoded
-        return path
-    status = path.stat()
-    return status.st_dev, status.st_ino
 
 
 def _composed(name: str) -> str:

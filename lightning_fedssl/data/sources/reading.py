@@ -120,7 +120,7 @@ class Reading:
 
     def warn_of_leak(self, train: ImageSplit, test: ImageSplit) -> None:
         """Say how many test samples have the same content as a training sample, and which training
-        samples have it with different labels.
+        samples, the first two of them, have it with different labels.
 
         Rows of a table count only where rows hardly ever are equal by chance.
 
@@ -129,23 +129,17 @@ class Reading:
             test: The test samples.
         """
         contents = _contents(train.images)
-        known = dict(zip(contents, range(len(contents)), strict=True))
+        known = set(contents)
         if train.images.ndim == 2 and len(known) < _DISTINCT * len(train.images):
             return
-        if train.labels.ndim == 1:
-            labels = train.labels.tolist()
-            twins = [
-                (row, known[content])
-                for row, content in enumerate(contents)
-                if min(labels[row], labels[known[content]]) >= 0
-                and labels[row] != labels[known[content]]
-            ]
-            if twins:
-                one, other = (_named(train, row) for row in twins[0])
-                self.warn(
-                    f"{one} and {other} are the same with different labels, and so are "
-                    f"{len(twins) - 1} more pairs: remove the wrong ones"
-                )
+        labels = train.labels.tolist() if train.labels.ndim == 1 else []
+        first: dict[int, int] = {}
+        for row, label in enumerate(labels):
+            other = first.setdefault(contents[row], row) if label >= 0 else row
+            if labels[other] != label:
+                pair = f"{_named(train, other)} and {_named(train, row)}"
+                self.warn(f"{pair} are the same with different labels: remove one")
+                break
         same = [row for row, content in enumerate(_contents(test.images)) if content in known]
         if same:
             self.warn(

@@ -349,11 +349,11 @@ def test_files_that_may_be_taken_for_something_else_are_named() -> None:
     page.save(root / "train/b/scan.tif", save_all=True, append_images=[page])
     os.symlink("train/a", root / "unlabeled")
     found = set_up(ImageFolder(root, 8), validation=0).reading.warnings
-    beginnings = ["2 files are named as masks", "1 files have several pages", "5 images without a label are training"]
+    beginnings = ["2 files are named as masks", "1 files have several pages", "5 files in unlabeled are training"]
     assert [text[: len(start)] for text, start in zip(found, beginnings, strict=True)] == beginnings
     few = SiteFolders(str(root), 8)
     few.list_images()
-    assert "2 folders have fewer than 5 images" in few.reading.warnings[-1]
+    assert "2 folders have less than 5 images" in few.reading.warnings[-1]
 
 
 # The report
