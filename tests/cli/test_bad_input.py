@@ -74,7 +74,7 @@ COMMANDS = [
     ("compare run.yaml", "no suite|lightning-fedssl fit --config run.yaml"),
     ("fit run.yaml", "run.yaml"),
     ("test --config run.yaml", "--ckpt_path best"),
-    ("test --ckpt_path no.ckpt", "ckpt_path|no.ckpt"),
+    ("test --ckpt_path no.ckpt", "model|--config FILE|--ckpt_path"),
     ("--config run.yaml", "lightning-fedssl fit --config run.yaml"),
     ("fit --config semifl_digit.yaml", "did you mean semifl_digits.yaml, "),
     ("partition --data.num_client 3", "did you mean data.num_clients?"),
