@@ -24,6 +24,13 @@ DECLINE = 0.05
 """The distance of the last accuracy from the best one, in shares of images, from which a run names
 it at its end."""
 
+FEWEST = 20
+"""Samples below which a share of them says nothing about a run.
+
+A model that labels two classes equally often, the fewest that it can, gives at least 19 of 20
+labels to one of them with a probability of 4e-5. With a single label the share is always 1.
+"""
+
 
 class FederatedCheckpoint(FederatedCallback):
     """Writes ``checkpoints/last.ckpt`` and ``checkpoints/best.ckpt`` in the run folder, each as one
@@ -165,6 +172,7 @@ class FederatedCheckpoint(FederatedCallback):
             best is None
             or last is None
             or not self.monitor.endswith("accuracy")
+            or len(trainer.datamodule.validation_labels) < FEWEST
             or not trainer.is_global_zero
         ):
             return

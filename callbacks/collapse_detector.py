@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks.checkpoint import DECLINE
+from lightning_fedssl.callbacks.checkpoint import DECLINE, FEWEST
 from lightning_fedssl.task import Classification
 
 if TYPE_CHECKING:
@@ -19,14 +19,6 @@ if TYPE_CHECKING:
     from lightning_fedssl.run import Run
 
 _log = logging.getLogger(__name__)
-
-
-FEWEST_LABELS = 20
-"""The smallest number of confident pseudo-labels in which a collapse can be seen.
-
-A model that labels two classes equally often, the fewest that it can, gives at least 19 of 20
-labels to one of them with a probability of 4e-5. With a single label the share is always 1.
-"""
 
 
 class _Symptom(NamedTuple):
@@ -118,7 +110,7 @@ class CollapseDetector(FederatedCallback):
     the labels are right, or nobody knows how many are. It warns again only after a recovery. An
     untrained model often predicts one class, too; ``patience`` avoids a warning about it. A round
     with fewer than 20 confident pseudo-labels is no measurement of them, because so few labels may
-    be of one class by chance.
+    be of one class by chance; for the same reason fewer than 20 validation samples do not count.
 
     It warns early of a run that goes wrong, with the key to change, from scalars that need no true
     label of a client: at three consecutive rounds ``server/loss`` is a quarter above its smallest
@@ -154,12 +146,11 @@ class CollapseDetector(FederatedCallback):
 
     def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
         """Warn if the scalars of the round show a collapse."""
+        if len(trainer.datamodule.validation_labels) < FEWEST:
+            metrics = {name: metrics[name] for name in metrics if not name.startswith("val/")}
         # Of pixels and of several labels most may be of one class and right.
         for symptom in SYMPTOMS if isinstance(trainer.datamodule.task, Classification) else ():
-            if (
-                symptom.share in metrics
-                and metrics.get(symptom.number, FEWEST_LABELS) >= FEWEST_LABELS
-            ):
+            if symptom.share in metrics and metrics.get(symptom.number, FEWEST) >= FEWEST:
                 self._judge(trainer, symptom, metrics)
         if "client/mask_rate" in metrics:
             self._judge_early(trainer, algorithm, metrics)

@@ -78,7 +78,7 @@ def test_a_run_that_ends_below_its_best_accuracy_names_the_checkpoint(
         tmp_path, max_rounds=len(accuracies), callbacks=[Accuracies(), FederatedCheckpoint(monitor, every_n_rounds=9)]
     )
     with caplog.at_level(logging.INFO):
-        trainer.fit(toy_semifl(), ToyData())
+        trainer.fit(toy_semifl(), ToyData(validation=0.25))
     found = [record.getMessage() for record in caplog.records if "best.ckpt" in record.getMessage()]
     assert [message[: len(text)] for message, text in zip(found, named, strict=True)] == named
 

@@ -70,6 +70,7 @@ def of_labels(count: int) -> list[dict[str, float]]:
         ([{"server/loss": loss, "val/accuracy": 0.8} for loss in (0.3, 1.3, 1.3, 1.3)], {}, 0),  # no pseudo-labels
         ([{"client/mask_rate": rate, "server/loss": 1 - rate} for rate in (0.1, 0.5, 0.8, 0.9)], {}, 0),  # better
         (DECLINES, {"images": 20}, 0),  # few validation images
+        (DEAD * 5, {"images": 19}, 0),
         (DECLINES, {"images": 200}, 1),
         (UNTRAINED, {}, 1),  # confident labels of an untrained model
         ([SURE | {"val/accuracy": 0.9}], {}, 0),
@@ -95,7 +96,7 @@ def test_labels_of_one_class_are_named_where_nobody_knows_how_many_are_right(cap
 
 
 def test_a_resumed_run_counts_on() -> None:
-    data = SimpleNamespace(task=ONE_CLASS)
+    data = SimpleNamespace(task=ONE_CLASS, validation_labels=range(99))
     detector, trainer = CollapseDetector(), SimpleNamespace(round_index=1, is_global_zero=True, datamodule=data)
     detector.on_round_end(trainer, None, rounds((1.0, 0.1))[0])  # type: ignore[arg-type]
     resumed = CollapseDetector()
@@ -119,7 +120,7 @@ def test_a_run_of_a_dead_model_is_named(tmp_path: Path, caplog: pytest.LogCaptur
     algorithm = toy_rgd(network=Constant, threshold=0.5, server_votes=0.001)
     trainer = toy_trainer(tmp_path, clients_per_round=4, callbacks=CollapseDetector(patience=3))
     with caplog.at_level(logging.WARNING):
-        trainer.fit(algorithm, ToyData())
+        trainer.fit(algorithm, ToyData(validation=0.25))
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     for name in ("val", "test", "group", "pseudo_label"):
         assert metrics[f"{name}/largest_class_share"] == 1
