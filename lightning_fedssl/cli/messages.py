@@ -12,18 +12,15 @@ from typing import NoReturn
 
 _KEY = re.compile(r'Parser key "([^"]+)":')
 _CLASS = re.compile(r"class_path[ =]'(?:\w+\.)*(\w+)'")
-_VALUE = re.compile(r"(?:Got|Given) value: ([^\s({\[]+)(?=\. Got value|$)", re.MULTILINE)
+_VALUE = re.compile(r"(?:Got|Given) value: ([^\s({\[;]+)(?=\. Got value|;|$)", re.MULTILINE)
 _EXPECTED = re.compile(r"Expected an? (?:<class '|typing\.Literal\[)?(?:\w+\.)*(.*?)(?:'>|\])?$")
-_HINT = re.compile(
-    r"; ((?:did you mean|give|\w+ is not installed|name a class|its options are) .*)\Z"
-)
-_NO_CLASS = "Expected a dot import path string: "
 _AROUND = re.compile(
     r'^- |Parser key "[^"]+":|Type .*? expects a function or a callable class: |Errors:$'
     r"|\.? *(?:Got|Given) value: [^;]*|Problem with given class_path .*|Given value type: .*"
     r"|Does not validate against .*|Subtypes: .*|Not of type Path.*|Expected a path but .*"
-    r"|Not a valid subclass.*|Does not implement.*|Multiple subclasses.*"
-    r"|Subclass types expect .*|a class path \(str\)|a dict with.*|.*NoneType'>$"
+    r"|Import path .* subclass of Lightning.*|Not a valid subclass.*|Does not implement.*"
+    r"|Multiple subclasses.*|Subclass types expect .*|a class path \(str\)|a dict with.*"
+    r"|.*NoneType'>$"
 )
 """What only says how the error was met."""
 
@@ -40,35 +37,36 @@ def one_line(message: str) -> str:
     start, _, tree = message.partition('Parser key "')
     if not tree:
         return " ".join(message.split())
-    hint = "".join(_HINT.findall(message))
-    message = message.removesuffix(f"; {hint}")
-    wrong, expected, owner = [], [], ""
+    wrong: list[str] = []
+    expected: list[str] = []
+    owner = ""
     for line in message.removeprefix(start).splitlines():
         owner = next(iter(_CLASS.findall(line)), owner)
         text = _AROUND.sub("", line.strip()).strip(" ;")
-        if text.startswith("did you mean"):
-            hint = text
-        elif text.startswith(_NO_CLASS):
-            wrong.append(f"there is no class {text.removeprefix(_NO_CLASS)}")
-        elif found := _EXPECTED.match(text):
+        text = text.replace("Expected a dot import path string:", "there is no class")
+        if found := _EXPECTED.match(text):
             expected.append(found[1])
         elif text:
-            wrong.append(f"{owner}: {text}" if owner else text)
+            wrong.append(
+                f"{owner}: {text}" if owner and text.startswith(("Option", "No ", "the ")) else text
+            )
     value = next(iter(_VALUE.findall(message)), "")[:_LONGEST_VALUE]
-    if expected and not hint:
+    hinted = [text for text in wrong if "did you mean" in text]
+    if expected and not hinted:
         wrong.append(_wanted(expected, value))
     elif value and value not in " ".join(wrong):
         wrong.append(f"given {value}")
     keys = ".".join(dict.fromkeys(_KEY.findall(message)))
-    parts = dict.fromkeys([*wrong, *filter(None, [hint])])
-    return f"{start}{keys}: {'; '.join(parts) or ' '.join(message.split())}"
+    said = "; ".join(dict.fromkeys(wrong)) or " ".join(message.split())
+    return f"{start}{keys}: {said}"
 
 
 def _wanted(types: list[str], value: str) -> str:
     """What would have been right instead of a value."""
     if value and _LISTS.issuperset(types):
         return f"give a list: [{value}]"
-    return f"expected {' or '.join(dict.fromkeys(types))}{f', not {value}' if value else ''}"
+    named = " or ".join(kind for kind in dict.fromkeys(types) if kind != "NoneType")
+    return f"expected {named}{f', not {value}' if value else ''}"
 
 
 class ScriptParser(argparse.ArgumentParser):
