@@ -49,7 +49,7 @@ def test_the_page_of_a_run_shows_its_parts_and_escapes_what_others_have_named(tm
     assert re.search(rf"With the clients' images {accuracy:.1f} % of 60 test images .*\(95 % interval", page.text)
     assert "Export takes" in page.text
     for part in ("Data", "Partition", "Curves", "Clients", "Pseudo-labels", "Time", "Warnings"):
-        assert f"\n{part}\n" in page.text, part
+        assert f"{part}\n" in page.text, part
     assert not page.live
 
 
