@@ -106,12 +106,10 @@ def chart(
                 total += row[scalar]
                 points.append((float(number), total / unit if unit else row[scalar]))
         lines[name] = points
-    return chart_of(lines)
+    return chart_of(lines, {})
 
 
-def chart_of(
-    lines: Mapping[str, Points], bands: Mapping[str, Points] | None = None
-) -> Chart | None:
+def chart_of(lines: Mapping[str, Points], bands: Mapping[str, Points]) -> Chart | None:
     """A chart of curves, without what is no number or too close to be seen; None without a point.
 
     Args:
@@ -125,7 +123,6 @@ def chart_of(
             drawn[name] = finite[:: -math.ceil(len(finite) / _MOST_POINTS)][::-1]
     if not drawn:
         return None
-    bands = bands or {}
     drawn_points = chain(*drawn.values(), *bands.values())
     xs, ys = zip(*drawn_points, strict=True)
     left, right, low, high = min(xs), max(xs), min(ys), max(ys)

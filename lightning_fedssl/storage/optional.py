@@ -11,12 +11,10 @@ _EXTRAS = {
     "flwr": "flower",
     "flwr_datasets": "partitioners",
     "huggingface_hub": "huggingface",
-    "mlflow": "mlflow",
     "onnx": "onnx",
     "onnxscript": "onnx",
     "peft": "peft",
     "timm": "timm",
-    "wandb": "wandb",
 }
 
 

@@ -149,7 +149,7 @@ def restore(callbacks: Sequence[Callback], states: Mapping[str, Any]) -> None:
         if saved := states.get(callback.state_key):
             for name, own in callback.state_dict().items():
                 if isinstance(own, Mapping) and not isinstance(saved[name], Mapping):
-                    raise TypeError(f"{callback.state_key}: {name} is {saved[name]!r}")
+                    raise TypeError(f"{callback.state_key}: {name}")
             callback.load_state_dict(saved)
 
 
