@@ -110,9 +110,8 @@ def epochs_of(
         nonlocal made, batches
         if step not in made:
             made = _chunk_of(step, batch_size, steps_per_epoch, visited, data.chunk)
-            made = range(
-                made.start, max(min(made.stop, num_steps), step + 1)
-            )  # no views that no step needs
+            # No views that no step needs.
+            made = range(made.start, max(min(made.stop, num_steps), step + 1))
             visits = Visits(tuple(_spans(made, batch_size, steps_per_epoch, visited)))
             batches = _split(make_batch(visits.select(order), visits), batch_size, visits)
         return batches[step - made.start]
@@ -128,11 +127,10 @@ def _chunk_of(step: int, batch_size: int, steps_per_epoch: int, visited: int, ch
         size = chunk // visited * steps_per_epoch
         start = step // size * size
         return range(start, start + size)
-    epoch, place = divmod(step, steps_per_epoch)
     size = max(1, chunk // batch_size)
-    start = place // size * size
-    end = steps_per_epoch
-    return range(epoch * end + start, epoch * end + min(start + size, end))
+    epoch = step - step % steps_per_epoch
+    start = epoch + (step - epoch) // size * size
+    return range(start, min(start + size, epoch + steps_per_epoch))
 
 
 def _spans(chunk: range, batch_size: int, steps_per_epoch: int, visited: int) -> Iterator[Span]:

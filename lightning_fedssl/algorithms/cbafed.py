@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,7 @@ class CBAFed(FederatedAlgorithm):
     not_deployable = "needs the numbers of labels of every client, which a node does not send"
     labels_at = "clients"
 
-    local_modules: ClassVar[frozenset[str]] = frozenset({"record", "classes"})
+    local_modules = frozenset({"record", "classes"})
     clients_use_statistics = True
 
     def __init__(
@@ -108,8 +108,6 @@ class CBAFed(FederatedAlgorithm):
         self.rare_share = rare_share
         self.residual = residual
         self.unlabeled_weight = unlabeled_weight
-        self.record: Teacher
-        self.classes: nn.Module
 
     def build_parts(self) -> None:
         """Build the record for the residual connection, and what a client receives of the
@@ -213,7 +211,7 @@ class CBAFed(FederatedAlgorithm):
             labels += [first[confident], second[takes_second]]
         return torch.cat(views), torch.cat(labels)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Cross-entropy, after what the batch says to do with the weights."""
         if "records" in batch:
             self.record.follow({"network": self.network}, 0.0)

@@ -24,7 +24,7 @@ train while it is sent.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -46,7 +46,7 @@ class EASGD(SlotAlgorithm):
     """
 
     labels_at = "clients"
-    server_keeps: ClassVar[frozenset[str]] = SlotAlgorithm.server_keeps | {"weights"}
+    server_keeps = SlotAlgorithm.server_keeps | {"weights"}
 
     def __init__(self, alpha: float | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -98,7 +98,7 @@ class FedSHVR(PairedBatches):
         kwargs: The arguments every algorithm takes.
     """
 
-    server_keeps: ClassVar[frozenset[str]] = frozenset({"last_round"})
+    server_keeps = frozenset({"last_round"})
     clients_use_statistics = True
 
     def __init__(

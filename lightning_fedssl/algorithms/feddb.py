@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -71,7 +71,7 @@ class FedDB(ServerPhases):
     not_deployable = "needs the mean prediction of every client, which a node does not send"
     labels_at = "clients"
 
-    local_modules: ClassVar[frozenset[str]] = frozenset({"prior"})
+    local_modules = frozenset({"prior"})
     clients_use_statistics = True
 
     def __init__(
@@ -98,7 +98,6 @@ class FedDB(ServerPhases):
         self.threshold = threshold
         self.debias_labels = debias_labels
         self.debias_weights = debias_weights
-        self.prior: nn.Module
 
     def build_parts(self) -> None:
         """Build the place of p_s at a client."""
@@ -145,7 +144,7 @@ class FedDB(ServerPhases):
         self.prior.get_buffer("p_s").copy_(p_s)
         return pseudo_label(logits - p_s.log() if self.debias_labels else logits, self.threshold)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """``CE(weak, y) + CE(strong, label)``.
 
         P_s moves half-way to the mean prediction of the weak views.

@@ -263,7 +263,7 @@ class FedMatch(FederatedAlgorithm):
         rate = self.server.extra.get(_RATE, {})
         return replace(work, batch=lambda step: add_rate(work.batch(step), rate))
 
-    def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+    def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Eq. 4 with the psi that is evaluated: small entries are 0."""
         return self._with_rate(self._supervised_loss(batch, *self._evaluated_parts()), batch)
 
@@ -326,7 +326,7 @@ class FedMatch(FederatedAlgorithm):
             answers.append(torch.cat(logits).softmax(dim=-1))
         return torch.stack(answers, dim=1)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Eq. 4 on a labelled batch, Eq. 5 on an unlabelled one, times the factor of the client's
         learning rate.
         """

@@ -193,7 +193,7 @@ class FedRGD(SlotAlgorithm):
             labeled, unlabeled_work(data, steps=steps, strong=self.objective == "crl")
         )
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Eq. 3 on labelled images plus Eq. 4 or 5 on unlabelled ones, from one forward pass of all
         views.
         """

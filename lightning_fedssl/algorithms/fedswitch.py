@@ -174,7 +174,7 @@ class FedSwitch(FixMatch):
         self.log("client/from_teacher", float(value > self.beta))
         return value > self.beta
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Update the local teacher with the result of the previous step.
 
         Then compute FixMatch's loss.

@@ -105,17 +105,12 @@ class FixMatch(FedAvg):
         """
         if not len(data.unlabeled):
             return labeled_work(data, self.client_epochs, self.client_steps)
-        unlabeled = self.unlabeled_work(data)
+        size = self.unlabeled_ratio * data.batch_size
+        steps = self.client_steps
+        unlabeled = unlabeled_work(data, epochs=self.client_epochs, steps=steps, batch_size=size)
         return side_by_side(unlabeled, labeled_work(data, steps=unlabeled.num_steps))
 
-    def unlabeled_work(self, data: LocalData) -> LocalWork:
-        """A client's steps on unlabelled images."""
-        size = self.unlabeled_ratio * data.batch_size
-        return unlabeled_work(
-            data, epochs=self.client_epochs, steps=self.client_steps, batch_size=size
-        )
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """``lambda_s CE(x, y) + lambda_u sum(mask CE(strong, label)) / batch``, and the proximal
         term.
         """
@@ -168,6 +163,6 @@ class FixMatch(FedAvg):
         with evaluating(self):
             return self.label(self(batch["x_weak"]), batch["x_weak"])
 
-    def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+    def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """``lambda_s CE(x, y)``."""
         return self.labeled_weight * self.labeled_loss(self(batch["x"]), batch["y"])

@@ -156,7 +156,7 @@ class FL2(GlobalLabels):
         work = self.epochs_over(data, len(used), make_batch, pseudo)
         return replace(work, payload={"status": status} if self.status_weighting else {})
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Cross-entropy, and the sharpness-aware consistency of sure images."""
         logits = self(batch["x_strong"])
         loss = self.task.loss(logits, batch["y"])

@@ -18,7 +18,7 @@ A round:
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,13 +53,12 @@ class MeanTeacher(PairedBatches):
 
     tasks = ANY_TASK
     no_static_batch_norm = checks.HAS_TEACHER
-    local_modules: ClassVar[frozenset[str]] = frozenset({"teacher"})
+    local_modules = frozenset({"teacher"})
 
     def __init__(self, decay: float = 0.99, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         checks.decays(decay=decay)
         self.decay = decay
-        self.teacher: Teacher
 
     def build_parts(self) -> None:
         """Build the teacher."""
@@ -70,7 +69,7 @@ class MeanTeacher(PairedBatches):
         self.teacher.follow({"network": self.network}, 0.0)
         return super().on_client_start(data)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The teacher follows the student,
         which then learns from the labels and from the teacher.
         """

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +79,7 @@ class ProxyFL(ReceivedModelLabels):
     no_personal = "tunes proxies by the clients' classifiers"
     not_deployable = "needs the numbers of labels of every client, which a node does not send"
 
-    local_modules: ClassVar[frozenset[str]] = frozenset({"received", "prior"})
+    local_modules = frozenset({"received", "prior"})
 
     def __init__(
         self,
@@ -104,8 +104,6 @@ class ProxyFL(ReceivedModelLabels):
         self.proxy_lr = proxy_lr
         self.proxy_batch_size = proxy_batch_size
         self.largest_margin = largest_margin
-        self.projections: nn.ModuleDict
-        self.prior: nn.Module
 
     def build_parts(self) -> None:
         """Build the projections of features and proxies, and a client's counts."""
@@ -148,24 +146,23 @@ class ProxyFL(ReceivedModelLabels):
 
         return replace(work, batch=batch)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """``CE(x, y) + alpha sum(mask CE(strong, class)) / batch + beta L_ICPL``."""
         images = torch.cat([batch["x"], batch["x_weak"], batch["x_strong"]])
         labeled = len(batch["x"])
         unlabeled = len(batch["x_weak"])
         features, logits = self.features_and_logits(images)
-        own = logits[labeled : labeled + unlabeled]
-        strong = logits[labeled + unlabeled :]
+        known, own, strong = logits.split([labeled, unlabeled, unlabeled])
         with torch.no_grad():
             received = self.received["network"](images[: labeled + unlabeled])
             received = at_least_float32(received).softmax(dim=-1)
-        confident = received.max(dim=-1).values >= self.threshold
+        confidence, classes = received.max(dim=-1)
+        confident = confidence >= self.threshold
         mask = confident[labeled:] | pseudo_label(own.detach(), self.threshold).mask
-        best = received[labeled:].max(dim=-1)
-        pseudo = PseudoLabels(best.indices, best.values, mask)
+        pseudo = PseudoLabels(classes[labeled:], confidence[labeled:], mask)
         self.log("client/mask_rate", mask.double().mean(), batch_size=unlabeled)
         self.count(batch, pseudo)
-        loss = self.labeled_weight * self.labeled_loss(logits[:labeled], batch["y"])
+        loss = self.labeled_weight * self.labeled_loss(known, batch["y"])
         loss = loss + self.unlabeled_weight * consistency_loss(strong, pseudo)
         if self.contrastive_weight:
             contrast = indecisive_categories_loss(
@@ -181,14 +178,11 @@ class ProxyFL(ReceivedModelLabels):
 
     def features_and_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """What enters the classifier, ``(n, width)``, and what leaves it, from one pass."""
-        entered = []
-        hook = self.classifier.register_forward_pre_hook(
+        entered: list[Tensor] = []
+        with self.classifier.register_forward_pre_hook(
             lambda layer, inputs: entered.append(inputs[0])
-        )
-        try:
+        ):
             logits = self(images)
-        finally:
-            hook.remove()
         return entered[-1], logits
 
     @torch.no_grad()

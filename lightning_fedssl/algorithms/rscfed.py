@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,7 +72,7 @@ class RSCFed(FederatedAlgorithm):
     labels_at = "clients"
     no_static_batch_norm = checks.HAS_TEACHER
 
-    local_modules: ClassVar[frozenset[str]] = frozenset({"teacher"})
+    local_modules = frozenset({"teacher"})
 
     def __init__(
         self,
@@ -114,7 +114,6 @@ class RSCFed(FederatedAlgorithm):
         self.temperature = temperature
         self.warmup_rounds = warmup_rounds
         self.teacher_decay = teacher_decay
-        self.teacher: Teacher
 
     def build_parts(self) -> None:
         """Build the teacher, which counts its steps."""
@@ -156,7 +155,7 @@ class RSCFed(FederatedAlgorithm):
         order = partial(data.permutation, count, "order")
         return epochs_of(data, make_batch, order, count, epochs=self.client_epochs)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The task's loss at a labelled client.
 
         Else the squared distance to the teacher's sharpened probabilities.

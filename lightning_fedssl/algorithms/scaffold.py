@@ -89,7 +89,8 @@ class SCAFFOLD(FedAvg):
         c = self.server.extra["c"]
         own = self.variate(update.client)
         steps = update.num_steps * self.current_round.client_lr
-        change = {name: (x[name] - y) / steps - c[name] for name, y in update.parameters.items()}
+        moved = paired(lambda y, start: (start - y) / steps, update.parameters, x)
+        change = paired(torch.sub, moved, c)
         self.clients.put(update.client, "c", paired(torch.add, own, change))
         return replace(update, payload=prefixed("c.", change))
 

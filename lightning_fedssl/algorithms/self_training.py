@@ -78,7 +78,7 @@ class SelfTraining(ServerPhases):
             len(y), min(len(y), 1), lambda step: batch, pseudo, payload={"weight": confidence.sum()}
         )
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """``sum c CE(x, y) / sum c``."""
         loss = self.task.entry_losses(self(batch["x"]), batch["y"])
         return (batch["weight"] * loss).sum() / batch["weight"].sum()

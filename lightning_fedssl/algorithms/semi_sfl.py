@@ -105,9 +105,6 @@ class SemiSFL(SplitTraining):
         self.queue_confidence = queue_confidence
         self.queue_empty = queue_empty
         self.own_key = own_key
-        self.head: nn.Module
-        self.supervised_queue: MemoryQueue
-        self.unlabeled_queue: MemoryQueue
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Refuse a queue that is smaller than a batch."""
@@ -138,7 +135,7 @@ class SemiSFL(SplitTraining):
         """The network and the projection head: the teacher has a copy of both."""
         return {**super().students(), "head": self.head}
 
-    def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+    def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """H + T (Eq. 4), with H logged by itself.
 
         Appends the batch's keys to the supervised queue.

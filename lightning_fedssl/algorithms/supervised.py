@@ -7,7 +7,7 @@ With ``data.num_labels`` set to the method's label count it is the partially sup
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
@@ -45,7 +45,7 @@ class Supervised(FederatedAlgorithm):
     tasks = ANY_TASK
     labels_at = "server"
     statistics_of = "server"
-    trains_clients: ClassVar[bool] = False
+    trains_clients = False
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Supervised(FederatedAlgorithm):
         )
         checks.at_least(1, server_steps=server_steps)
         self.server_steps = server_steps
-        self.server_view: Literal["weak", "strong"] = server_view
+        self.server_view = server_view
 
     @classmethod
     def of(cls, method: FederatedAlgorithm, server_steps: int) -> Supervised:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data.partition.statistics import plural
+from lightning_fedssl.functional.by_name import prefixed
 from lightning_fedssl.metrics.evaluation import EvaluationMetrics, scalars
 from lightning_fedssl.metrics.rounds import MetricCollector, Metrics
 from lightning_fedssl.run import Run
@@ -75,33 +76,26 @@ def evaluate(trainer: Run, stage: Literal["validate", "test"]) -> Metrics:
     """
     algorithm = trainer.algorithm
     prefix = "val" if stage == "validate" else "test"
-    scores = EvaluationMetrics(
-        trainer.metrics,
-        trainer.datamodule.num_classes,
-        trainer.fabric.world_size,
-        algorithm.task,
-    )
+    ranks = trainer.world_size
+    classes = trainer.datamodule.num_classes
+    scores = EvaluationMetrics(trainer.metrics, classes, ranks, algorithm.task)
     trainer.folder.use()
     _load_evaluated_model(trainer)
     step = algorithm.validation_step if stage == "validate" else algorithm.test_step
-    rank = trainer.fabric.global_rank
-    ranks = trainer.fabric.world_size
     collector = MetricCollector(ranks)
     devices: list[int] | None = [] if trainer.fabric.device.type == "cpu" else None
     with torch.no_grad(), trainer.fabric.autocast(), torch.random.fork_rng(devices):
-        torch.manual_seed(
-            sampling.derive_key(trainer.seed, stage, trainer.round_index)
-        )  # for dropout
+        key = sampling.derive_key(trainer.seed, stage, trainer.round_index)
+        torch.manual_seed(key)  # for dropout
         for index, batch in enumerate(_batches(trainer, stage)):
-            number = (
-                index * ranks + rank
-            )  # in the order of the data, in which the batches' values are added
+            # In the order of the data, in which the batches' values are added.
+            number = index * ranks + trainer.global_rank
             with algorithm.scalars.redirected(partial(collector.update, client=number)):
                 logits = step(batch, index)
             collector.commit(number)
             if logits is not None:
                 scores.update(logits, batch[1])
-    values = {f"{prefix}/{name}": value for name, value in scores.compute(trainer.gather).items()}
+    values = prefixed(f"{prefix}/", scores.compute(trainer.gather))
     trainer.metric_values.update(values)
     metrics = scalars(values) | collector.compute(trainer.gather)
     trainer.call("on_evaluation_end", metrics)
@@ -148,6 +142,6 @@ def _load_evaluated_model(trainer: Run) -> None:
 
 
 def _batches(trainer: Run, stage: Literal["validate", "test"]) -> Iterator[tuple[Tensor, Tensor]]:
-    ranks = (trainer.fabric.global_rank, trainer.fabric.world_size)
+    ranks = (trainer.global_rank, trainer.world_size)
     batches = iter(trainer.datamodule.evaluation_batches(stage, trainer.dtype, shard=ranks))
     return islice(batches, 1) if trainer.fast_dev_run else batches

@@ -20,7 +20,6 @@ from lightning_fedssl.updates.rule import UpdateRule
 Settings = dict[str, Any]
 """Numbers, texts and tuples of them by their keys, such as ``model.client_epochs``."""
 
-_TRAINER = ("clients_per_round", "precision")
 _UNIMPORTANT = {
     "data.root",
     "data.download",
@@ -53,29 +52,23 @@ def settings_of(trainer: Run) -> Settings:
     data = trainer.datamodule
     names = inspect.signature(FederatedDataModule).parameters
     rules = [rule for rule in trainer.callbacks if isinstance(rule, UpdateRule)]
-    found = {f"trainer.{name}": getattr(trainer, name) for name in _TRAINER}
-    found |= _flat(
-        "trainer",
-        {"faults": trainer.faults, "updates": rules},
-    )
-    found["trainer.updates"] = tuple(type(rule).__name__ for rule in rules)
-    found |= _flat(
-        "data",
-        {
-            name: getattr(data, name)
-            for name in names
-            if name != "partition" and hasattr(data, name)
-        },
-    )
-    found |= {"data.samples_sha256": content[:16]} if (content := data.own_data_hash()) else {}
-    found |= _flat(
-        "model",
-        {k: v for k, v in algorithm.hparams.items() if not k.endswith(("optimizer", "schedule"))},
-    )
-    found |= _of_optimizer("model.optimizer", trainer.client_optimizer)
-    found |= _of_optimizer("model.server_optimizer", trainer.server_optimizer)
-    found |= {"model.schedule": type(algorithm.schedule).__name__}
-    found |= _flat("model.schedule", vars(algorithm.schedule))
+    of_data = {name: getattr(data, name) for name in names if hasattr(data, name)}
+    own = {"data.samples_sha256": content[:16]} if (content := data.own_data_hash()) else {}
+    left_out = ("optimizer", "schedule")
+    of_model = {k: v for k, v in algorithm.hparams.items() if not k.endswith(left_out)}
+    found = {
+        "trainer.clients_per_round": trainer.clients_per_round,
+        "trainer.precision": trainer.precision,
+        **_flat("trainer", {"faults": trainer.faults, "updates": rules}),
+        "trainer.updates": tuple(type(rule).__name__ for rule in rules),
+        **_flat("data", without(of_data, ["partition"])),
+        **own,
+        **_flat("model", of_model),
+        **_of_optimizer("model.optimizer", trainer.client_optimizer),
+        **_of_optimizer("model.server_optimizer", trainer.server_optimizer),
+        "model.schedule": type(algorithm.schedule).__name__,
+        **_flat("model.schedule", vars(algorithm.schedule)),
+    }
     return without(found, _UNIMPORTANT)
 
 
@@ -89,12 +82,11 @@ def table_row_of(trainer: Run) -> dict[str, str | float | bool]:
     data = trainer.datamodule
     found = {"trainer.max_rounds": trainer.max_rounds, **settings_of(trainer)}
     found |= {"data.dataset": data.spec.name, **_flat("data", {"partition": data.partition})}
-    texts = {key: str(value) if isinstance(value, tuple) else value for key, value in found.items()}
-    return {
-        key: value
-        for key, value in texts.items()
-        if value is not None and len(str(value)) <= LONGEST_TEXT
-    }
+    row = {}
+    for key, value in found.items():
+        if value is not None and len(str(value)) <= LONGEST_TEXT:
+            row[key] = str(value) if isinstance(value, tuple) else value
+    return row
 
 
 def differences(saved: Settings, now: Settings) -> list[str]:

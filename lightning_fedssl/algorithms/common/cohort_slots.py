@@ -10,7 +10,7 @@ steps, at the same time.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -51,8 +51,8 @@ class SlotAlgorithm(FederatedAlgorithm):
         "keeps the momentum of its clients at the server, by their places in the cohort"
     )
 
-    server_keeps: ClassVar[frozenset[str]] = frozenset({"optimizer", "buffers"})
-    server_phase: ClassVar[str] = "parallel"
+    server_keeps = frozenset({"optimizer", "buffers"})
+    server_phase = "parallel"
 
     def __init__(
         self,

@@ -83,7 +83,7 @@ class PairedBatches(FederatedAlgorithm, ABC):
         )
         return paired_work(data, steps, unlabeled=lambda _, step: {"alpha0": weight[step]})
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Cross-entropy of the labelled images and the method's terms of the unlabelled ones, in
         one pass.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -31,12 +31,11 @@ class ReceivedModelLabels(FixMatch):
 
     tasks = ONE_CLASS
     labels_at = "clients"
-    local_modules: ClassVar[frozenset[str]] = frozenset({"received"})
+    local_modules = frozenset({"received"})
 
     def __init__(self, unlabeled_ratio: int = 2, client_epochs: float = 5, **kwargs: Any) -> None:
         super().__init__(unlabeled_ratio=unlabeled_ratio, client_epochs=client_epochs, **kwargs)
         self.clients_use_statistics = True
-        self.received: Teacher
 
     def build_parts(self) -> None:
         """Build a copy of the network for the received global model."""

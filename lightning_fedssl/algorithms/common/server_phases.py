@@ -70,7 +70,7 @@ class ServerPhases(FederatedAlgorithm):
         self.aggregation_optimizer = aggregation_optimizer
         if aggregation_optimizer is not None:
             build_optimizer(aggregation_optimizer, [nn.Parameter(torch.zeros(1, 1))], _KEY)
-        self.server_view: Literal["weak", "strong"] = server_view
+        self.server_view = server_view
         self.server_steps = server_steps
 
     def check_data(self, data: FederatedDataModule) -> None:

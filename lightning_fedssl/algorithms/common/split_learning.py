@@ -200,7 +200,7 @@ class SplitTraining(JointAlgorithm):
         order = partial(data.permutation, count, "labeled")
         return epochs_of(data, make_batch, order, count, steps=self.server_steps)
 
-    def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+    def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Cross-entropy of the first view (Eq. 4 without T)."""
         return self.task.labeled_loss(self(batch["x"]), batch["y"])
 
