@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_fedssl.callbacks.labels_alone import CHOSEN
 from lightning_fedssl.cli.parser import ConfigFile, Parser
 from lightning_fedssl.export import export, network_of
 from lightning_fedssl.export.description import dtype_of
@@ -56,9 +55,10 @@ def main(arguments: Sequence[str]) -> int:
     """
     options = parser().parse_args(list(arguments))
     root = options.default_root_dir or (options.trainer or {}).get("default_root_dir") or "."
-    checkpoint = checkpoint_file.find(options.ckpt_path or "best", Path(root))
-    chosen = checkpoint.with_name(CHOSEN)
-    checkpoint = chosen if options.ckpt_path is None and chosen.is_file() else checkpoint
+    try:
+        checkpoint = checkpoint_file.find(options.ckpt_path or "chosen", Path(root))
+    except FileNotFoundError:
+        checkpoint = checkpoint_file.find(options.ckpt_path or "best", Path(root))
     network, description = network_of(checkpoint, options.trust)
     folder = Path(options.output or checkpoint.parent.parent / "export")
     print(

@@ -187,15 +187,15 @@ def load(path: Path) -> Checkpoint:
 def find(ckpt_path: str | Path, root: Path) -> Path:
     """The file of ``--ckpt_path``: a path.
 
-    Or ``last`` or ``best``, that file of the newest run below ``root``.
+    Or ``last``, ``best`` or ``chosen``, that file of the newest run below ``root``.
 
     ``last`` is the newest ``last.ckpt``: a run that was killed before its first one cannot be
-    resumed. ``best`` is never that of another run than the newest.
+    resumed. The others are never those of another run than the newest.
 
     Raises:
         FileNotFoundError: If there is no such checkpoint.
     """
-    if str(ckpt_path) not in {"last", "best"}:
+    if str(ckpt_path) not in {"last", "best", "chosen"}:
         return Path(ckpt_path)
     files = [
         path for run in ("", "*/", "*/version_*/") for path in root.glob(f"{run}checkpoints/*.ckpt")
