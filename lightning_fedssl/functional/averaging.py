@@ -39,6 +39,8 @@ class WeightedSum:
         if weight == 0:
             return
         self.weight += weight
+        if not state:  # such as the buffers of a model without any
+            return
         if not self.total:
             self.total = dict(
                 zip(state, torch._foreach_mul(list(state.values()), weight), strict=True)
@@ -52,6 +54,8 @@ class WeightedSum:
         """The weighted mean, or None if no state with a positive weight was added."""
         if self.weight == 0:
             return None
+        if not self.total:
+            return {}
         return dict(
             zip(self.total, torch._foreach_div(list(self.total.values()), self.weight), strict=True)
         )

@@ -28,6 +28,9 @@ def test_weighted_mean_by_hand() -> None:
     assert mean is not None
     assert torch.equal(mean["a"], torch.tensor([2.5, 5.0]))
     assert mean["b"] == 4.5
+    nothing = WeightedSum()  # the buffers of a model without any
+    nothing.add({}, 3)
+    assert nothing.mean() == {}
     assert (total.count, total.weight) == (2, 4)
 
 
