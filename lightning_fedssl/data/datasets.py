@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -255,27 +256,35 @@ def load(
     spec = SPECS[canonical_name(name)]
     if spec.name == "digits":
         images, labels = _digits()
-        return spec, *every_fifth(images, labels, 10)
+        return spec, *every_fifth(images, labels)
     source = _SOURCES[spec.name]
     train = _read_torchvision(spec, source.train, Path(root), download)
     return spec, train, _read_torchvision(spec, source.test, Path(root), download)
 
 
-def every_fifth(values: Tensor, labels: Tensor, num_classes: int) -> tuple[ImageSplit, ImageSplit]:
+def every_fifth(values: Tensor, labels: Tensor) -> tuple[ImageSplit, ImageSplit]:
     """Training and test split: of every class, each fifth sample in the given order is a test
     sample.
 
     Args:
         values: The samples.
         labels: Their labels, ``(N,)``.
-        num_classes: Number of classes.
     """
-    is_test = torch.zeros(len(labels), dtype=torch.bool)
-    for label in range(num_classes):
-        is_test[(labels == label).nonzero().flatten()[4::5]] = True
-    return ImageSplit(values[~is_test], labels[~is_test]), ImageSplit(
-        values[is_test], labels[is_test]
-    )
+    is_test = torch.from_numpy(is_fifth(labels.numpy()))
+    train = ImageSplit(values[~is_test], labels[~is_test])
+    return train, ImageSplit(values[is_test], labels[is_test])
+
+
+def is_fifth(labels: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which samples are each fifth one of their class, ``(N,)``.
+
+    Args:
+        labels: ``(N,)``, in the order of the samples; below 0 for none.
+    """
+    found = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels[labels >= 0]):
+        found[np.flatnonzero(labels == label)[4::5]] = True
+    return found
 
 
 @functools.cache

@@ -115,7 +115,8 @@ def image_files(
     read = {root.resolve(), *root.resolve().parents}
     for folder, below, names in os.walk(root, followlinks=True):
         below[:] = _entered([Path(folder, name) for name in below], read, left_out)
-        for path in (Path(folder, name) for name in names if _is_visible(name)):
+        for name in filter(_is_visible, names):
+            path = Path(folder, name)
             ending = path.suffix.lower()
             if ending in known and not _OF_SYSTEMS.fullmatch(path.stem):
                 found.append(path)
@@ -169,10 +170,12 @@ def visible_folders(root: Path, left_out: Counter[str] | None = None) -> list[Pa
         left_out: Counts what is left out: files, and folders that other programs add.
     """
     left_out = Counter() if left_out is None else left_out
-    entries = [e for e in root.iterdir() if _is_visible(e.name)] if root.is_dir() else []
-    folders = [entry for entry in entries if entry.is_dir()]
-    files = [entry for entry in entries if not entry.is_dir()]
-    left_out.update(f"{e.suffix.lower() or 'files'} beside class folders" for e in files)
+    folders = []
+    for entry in root.iterdir() if root.is_dir() else ():
+        if entry.is_dir():
+            folders.append(entry)
+        elif _is_visible(entry.name):
+            left_out[f"{entry.suffix.lower() or 'files'} beside class folders"] += 1
     above = {root.resolve(), *root.resolve().parents}
     return [root / name for name in _entered(folders, above, left_out)]
 
@@ -254,9 +257,8 @@ def _to_rgb(image: Any) -> Any:
     from PIL import Image
 
     mode = image.mode
-    if mode.startswith("I;16") or (
-        mode == "I" and image.format == "PNG"
-    ):  # older Pillow opens a 16-bit PNG as I
+    # Older Pillow opens a 16-bit PNG as I.
+    if mode.startswith("I;16") or (mode == "I" and image.format == "PNG"):
         values = np.asarray(image, dtype=np.int64)
         image = Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))
     elif mode in ("I", "F"):

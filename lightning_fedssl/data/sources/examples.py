@@ -65,7 +65,7 @@ class Signals(DataSource):
 
 
 def _loaded(values: Tensor, labels: Tensor, names: tuple[str, ...], name: str) -> LoadedData:
-    train, test = every_fifth(values, labels, len(names))
+    train, test = every_fifth(values, labels)
     mean, std = measure(train.images)
     spec = DatasetSpec(
         name, len(names), tuple(values.shape[1:]), mean, std, names, pixels=False, usual_views=False

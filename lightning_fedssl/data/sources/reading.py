@@ -161,11 +161,8 @@ def listed(names: Sequence[str]) -> str:
 
 def _classes(spec: DatasetSpec, parts: Mapping[str, ImageSplit]) -> str:
     """The classes with their counts in each part."""
-    counts = [_counts(split.labels, len(spec.class_names)) for split in parts.values()]
-    each = [
-        f"{cut(name)} {'/'.join(str(count[label]) for count in counts)}"
-        for label, name in enumerate(spec.class_names)
-    ]
+    names = spec.class_names
+    each = _with_counts(names, [_counts(split.labels, len(names)) for split in parts.values()])
     unknown = int((parts["training"].labels < 0).sum())
     return f"{listed(each)} ({'/'.join(parts)}); {unknown:,} training {spec.noun}s without a label"
 
@@ -173,14 +170,20 @@ def _classes(spec: DatasetSpec, parts: Mapping[str, ImageSplit]) -> str:
 def _clients(spec: DatasetSpec, train: ImageSplit) -> str:
     """The clients with their sizes, and how many of their samples have a label."""
     assert train.client_ids is not None  # of every source that names clients
-    sizes = _counts(train.client_ids, len(spec.client_names))
-    labeled = _counts(train.client_ids[train.labels >= 0], len(spec.client_names))
-    each = [f"{cut(n)} {sizes[k]}/{labeled[k]}" for k, n in enumerate(spec.client_names)]
+    names = spec.client_names
+    held = (train.client_ids, train.client_ids[train.labels >= 0])
+    each = _with_counts(names, [_counts(owners, len(names)) for owners in held])
     return f"{len(each)}: {listed(each)} ({spec.noun}s/with a label)"
 
 
 def _named(split: ImageSplit, row: int) -> str:
     return repr(split.files[row]) if split.files else f"number {row}"
+
+
+def _with_counts(names: Sequence[str], counts: Sequence[list[int]]) -> list[str]:
+    """Each name with its place in every list of counts: ``a 30/10``."""
+    rows = zip(names, *counts, strict=False)
+    return [f"{cut(name)} {'/'.join(map(str, numbers))}" for name, *numbers in rows]
 
 
 def _counts(numbers: Tensor, most: int) -> list[int]:

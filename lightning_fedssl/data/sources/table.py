@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from lightning_fedssl.data.datasets import shortened
+from lightning_fedssl.data.datasets import is_fifth, shortened
 from lightning_fedssl.data.sources.arrays import Datasets
 from lightning_fedssl.data.sources.base import Row, part_of, read_csv
 from lightning_fedssl.data.sources.reading import MISSING, NO_LABEL, Reading, cut, listed
+from lightning_fedssl.functional.by_name import places
 
 _CLIENTS_OF = {
     "train": "client_ids",
@@ -83,18 +84,19 @@ class Table(Datasets):
         label_columns: Sequence[str] = (),
     ) -> None:
         of_labels = [*label_columns] or [label_column]
-        special = [*of_labels, *(name for name in (client_column, split_column) if name)]
+        special = [*of_labels, *filter(None, (client_column, split_column))]
         named = [*special, *(numeric or ()), *(categorical or ()), *ignore]
         rows = read_csv(csv_file, named, self.reading)
         if label_columns:
             classes = [*label_columns]
             labels = label_numbers(rows, label_columns, csv_file)
-            place = _every_fifth(np.where(np.isnan(labels).all(axis=1), -1, 0))
+            strata = np.where(np.isnan(labels).all(axis=1), -1, 0)
         else:
-            words = ["" if row[label_column] in NO_LABEL else row[label_column] for row in rows]
-            classes = sorted(set(words) - {""})
-            labels = np.array([classes.index(word) if word else -1 for word in words])
-            place = _every_fifth(labels)
+            words = [row[label_column] for row in rows]
+            classes = sorted({*words} - NO_LABEL)
+            numbers = dict.fromkeys(NO_LABEL, -1) | places(classes)
+            labels = strata = np.array([numbers[word] for word in words])
+        place = np.where(is_fifth(strata), "test", "train").astype(object)
         if split_column:
             place = np.array([part_of(row[split_column]) for row in rows], dtype=object)
         found = sorted(set(place))
@@ -309,11 +311,3 @@ def _encode(columns: Sequence[_Column], training: Any) -> Any:
         encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False).fit(words[training])
         features.append(encoder.transform(words))
     return np.concatenate(features, axis=1).astype(np.float32)
-
-
-def _every_fifth(labels: Any) -> Any:
-    """The part of every row: of every class each fifth is a test row."""
-    parts = np.full(len(labels), "train", dtype=object)
-    for label in range(int(labels.max(initial=-1)) + 1):
-        parts[np.flatnonzero(labels == label)[4::5]] = "test"
-    return parts
