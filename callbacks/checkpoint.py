@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from lightning_fedssl.callback import FederatedCallback, at_least
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
-from lightning_fedssl.storage.files import write_synced
+from lightning_fedssl.storage.files import write_bytes
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -92,14 +91,14 @@ class FederatedCheckpoint(FederatedCallback):
 
     def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
         """Write ``best`` if this round is the best so far, and ``last`` at its interval."""
-        value = metrics.get(self.monitor)
         self._warn_if_unknown(trainer, metrics)
-        self._last_value = self._last_value if value is None else value
-        if value is not None and self._is_better(value):
-            self.best_value = value
-            self.best_round = trainer.round_index
-            self.best_model_path = str(self.folder(trainer) / "best.ckpt")
-            trainer.save_checkpoint(self.best_model_path, weights_only=True)
+        if self.monitor in metrics:
+            self._last_value = value = metrics[self.monitor]
+            if self._is_better(value):
+                self.best_value = value
+                self.best_round = trainer.round_index
+                self.best_model_path = str(self.folder(trainer) / "best.ckpt")
+                trainer.save_checkpoint(self.best_model_path, weights_only=True)
         if trainer.round_index % self.every_n_rounds == 0:
             self._save_last(trainer)
 
@@ -121,11 +120,6 @@ class FederatedCheckpoint(FederatedCallback):
             self._save_last(trainer)
 
     @property
-    def saved_round(self) -> int:
-        """The round of the last checkpoint that this run has written; 0 before the first."""
-        return self._saved_round
-
-    @property
     def state_key(self) -> str:
         """A key that depends on monitor and mode, so that callbacks with other values of these have
         separate states.
@@ -138,22 +132,17 @@ class FederatedCheckpoint(FederatedCallback):
         return Path(trainer.log_dir or trainer.default_root_dir) / "checkpoints"
 
     def _save_last(self, trainer: Run) -> None:
+        folder = self.folder(trainer)
         is_first = not self._saved_round and trainer.is_global_zero and not trainer.fast_dev_run
         if is_first and trainer.ckpt_path is not None:
-            self._inherit_best(trainer.ckpt_path.with_name("best.ckpt"), self.folder(trainer))
+            # The best checkpoint of the run that is resumed, unless this run is better already. Not
+            # before there is a last to write: the folder of a run that is killed before holds
+            # nothing that looks like a run.
+            best = trainer.ckpt_path.with_name("best.ckpt")
+            if best.is_file() and not (folder / best.name).exists():
+                write_bytes(folder / best.name, best.read_bytes())
         self._saved_round = trainer.round_index
-        trainer.save_checkpoint(self.folder(trainer) / "last.ckpt")
-
-    @staticmethod
-    def _inherit_best(best: Path, folder: Path) -> None:
-        """Copy the best checkpoint of the run that is resumed, unless this run is better already.
-
-        Not before there is a ``last`` to write: the folder of a run that is killed before holds
-        nothing that looks like a run.
-        """
-        if best.is_file() and not (folder / best.name).exists():
-            with best.open("rb") as source:
-                write_synced(folder / best.name, lambda file: shutil.copyfileobj(source, file))
+        trainer.save_checkpoint(folder / "last.ckpt")
 
     def _warn_if_unknown(self, trainer: Run, metrics: Metrics) -> None:
         evaluated = sorted(name for name in metrics if name.startswith("val"))
@@ -168,15 +157,11 @@ class FederatedCheckpoint(FederatedCallback):
     def _name_a_decline(self, trainer: Run) -> None:
         best = self.best_value
         last = self._last_value
-        if (
-            best is None
-            or last is None
-            or not self.monitor.endswith("accuracy")
-            or len(trainer.datamodule.validation_labels) < FEWEST
-            or not trainer.is_global_zero
-        ):
+        is_accuracy = self.monitor.endswith("accuracy") and self.mode == "max"
+        is_sure = len(trainer.datamodule.validation_labels) >= FEWEST
+        if best is None or last is None or not (is_accuracy and is_sure and trainer.is_global_zero):
             return
-        if self.mode == "max" and best - last >= DECLINE:
+        if best - last >= DECLINE:
             _log.info(
                 "%s was %.1f %% in round %d and is %.1f %% now: best.ckpt has the model of round "
                 "%d, and "
@@ -187,8 +172,6 @@ class FederatedCheckpoint(FederatedCallback):
             )  # fmt: skip
 
     def _is_better(self, value: float) -> bool:
-        if not math.isfinite(value):
-            return False
-        if self.best_value is None:
-            return True
-        return value > self.best_value if self.mode == "max" else value < self.best_value
+        sign = 1 if self.mode == "max" else -1
+        best = -math.inf if self.best_value is None else sign * self.best_value
+        return math.isfinite(value) and sign * value > best

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.callback import FederatedCallback, at_least
+from lightning_fedssl.functional.by_name import below
 from lightning_fedssl.state import load_state
 from lightning_fedssl.storage.files import write_table
 from lightning_fedssl.task import Classification
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from lightning_fedssl.functional.averaging import State
     from lightning_fedssl.metrics.rounds import Metrics
     from lightning_fedssl.run import Run
-
-_NETWORK = "network."
 
 
 class ClientEvaluation(FederatedCallback):
@@ -83,36 +82,31 @@ class ClientEvaluation(FederatedCallback):
         """Evaluate the model for every client at the interval, and add the results to the round's
         metrics.
         """
-        fitting = trainer.state.fn == TrainerFn.FITTING
-        is_test = any(name.startswith("test/") for name in metrics)
-        if fitting and not self._is_due(trainer) and not is_test:  # fit tests after its last round
+        number = trainer.round_index
+        is_test = bool(below("test/", metrics))  # fit tests after its last round
+        is_due = number == trainer.max_rounds or number % self.every_n_rounds == 0
+        evaluates = is_test or (trainer.evaluates_now and is_due)
+        if trainer.state.fn == TrainerFn.FITTING and not evaluates:
             return
         accuracies = self._accuracies(trainer, algorithm, lambda _: algorithm.server.personal)
         metrics |= summarize(accuracies)
         if algorithm.clients.having("personal"):  # nodes do not show theirs
             accuracies = self._accuracies(trainer, algorithm, algorithm.own_part)
             metrics |= summarize(accuracies, "client_test/personal_accuracy")
-        if trainer.round_index not in self.history:
-            self.history[trainer.round_index] = accuracies
+        if number not in self.history:
+            self.history[number] = accuracies
             self._write(trainer)
-
-    def _is_due(self, trainer: Run) -> bool:
-        last = trainer.round_index == trainer.max_rounds
-        return trainer.evaluates_now and (last or trainer.round_index % self.every_n_rounds == 0)
 
     def _images(self, trainer: Run) -> list[Tensor]:
         """Indices of each client's test images, drawn in the first call."""
         if not self._indices:
             data = trainer.datamodule
-            count = self.images_per_client
-            seed = trainer.seed
             labels = data.test_labels.cpu()
-            class_counts = data.statistics.class_counts
-            for client, counts in enumerate(class_counts):
+            for client, counts in enumerate(data.statistics.class_counts):
                 own = data.client_test_indices(client)
-                self._indices.append(
-                    draw_like(counts, labels, count, seed, client) if own is None else own
-                )
+                if own is None:
+                    own = draw_like(counts, labels, self.images_per_client, trainer.seed, client)
+                self._indices.append(own)
         return self._indices
 
     def _accuracies(
@@ -179,13 +173,8 @@ def draw_like(class_counts: Tensor, labels: Tensor, count: int, seed: int, clien
     for k in wanted.nonzero().flatten().tolist():
         images = (labels == k).nonzero().flatten()
         number = int(wanted[k])
-        drawn.append(
-            images[
-                torch.from_numpy(
-                    generator.choice(len(images), number, replace=number > len(images))
-                )
-            ]
-        )
+        chosen = generator.choice(images.numpy(), number, replace=number > len(images))
+        drawn.append(torch.from_numpy(chosen))
     return torch.cat(drawn)
 
 

@@ -59,9 +59,8 @@ class _Course(NamedTuple):
 
     scalar: str
     sign: int  # 1 if larger is better, else -1
-    is_worse: Callable[
-        [float, float, int], bool
-    ]  # of the present value, the best one, and the validation images
+    # Of the present value, the best one, and the validation images.
+    is_worse: Callable[[float, float, int], bool]
     remedy: str
 
 
@@ -197,9 +196,8 @@ class CollapseDetector(FederatedCallback):
             if "val/accuracy" in metrics
             else metrics.get("server/loss", 0) > 0.7
         )
-        adapts = getattr(
-            algorithm, "adaptive_threshold", False
-        )  # then half of the labels pass in every round
+        # With a threshold that adapts half of the labels pass in every round.
+        adapts = getattr(algorithm, "adaptive_threshold", False)
         many = metrics["client/mask_rate"] >= 0.5 and not adapts
         self._count(
             trainer, "early", trainer.round_index <= EARLY and many and untrained, 1,

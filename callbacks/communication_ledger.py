@@ -41,29 +41,22 @@ class Entry:
     total: int = 0
     unused: int = 0
 
-    @classmethod
-    def of_round(cls, sent: Sequence[tuple[int, int]], unused: Collection[int]) -> Entry:
-        """The entry of one round.
+    def add(self, sent: Sequence[tuple[int, int]], unused: Collection[int]) -> None:
+        """Add the transfers of a round.
 
         Args:
             sent: The client and the bytes of every transfer.
             unused: The clients whose update the server did not use.
         """
-        sizes = [size for _, size in sent]
-        clients = {client for client, _ in sent}
-        lost = sum(size for client, size in sent if client in unused)
-        return cls(max(sizes), len(sizes), len(clients), sum(sizes), lost)
-
-    def add(self, other: Entry) -> None:
-        """Add the transfers of another round."""
-        self.largest = max(self.largest, other.largest)
-        self.times += other.times
-        self.client_rounds += other.client_rounds
-        self.total += other.total
-        self.unused += other.unused
+        for client, size in sent:
+            self.largest = max(self.largest, size)
+            self.total += size
+            self.unused += size if client in unused else 0
+        self.times += len(sent)
+        self.client_rounds += len({client for client, _ in sent})
 
 
-Key = tuple["Direction", str]
+Key = tuple[str, str]
 """A direction and a tensor's name."""
 
 
@@ -140,16 +133,15 @@ class CommunicationLedger(FederatedCallback):
         ranks.
         """
         self._begin(trainer.round_index)
-        lost = ("dropped", "rejected")
-        unused = {k for k, outcome in trainer.participation.items() if outcome in lost}
+        outcomes = trainer.participation.items()
+        unused = {k for k, outcome in outcomes if outcome in ("dropped", "rejected")}
         sent: dict[Key, list[tuple[int, int]]] = defaultdict(list)
         for of_rank in trainer.gather(dict(self._sent)):
             for key, transfers in of_rank.items():
                 sent[key] += transfers
         self.entries = mapped(replace, self._before)
         for key in sorted(sent):
-            entry = Entry.of_round(sent[key], unused)
-            self.entries.setdefault(key, Entry()).add(entry)
+            self.entries.setdefault(key, Entry()).add(sent[key], unused)
 
     def state_dict(self) -> dict[str, Any]:
         """All entries."""
@@ -160,12 +152,10 @@ class CommunicationLedger(FederatedCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state from :meth:`state_dict`."""
-        directions: tuple[Direction, ...] = ("up", "down")
-        self.entries = {
-            (way, name): Entry(*values)
-            for way in directions
-            for name, values in state_dict[way].items()
-        }
+        self.entries = {}
+        for direction, entries in state_dict.items():
+            for name, values in entries.items():
+                self.entries[direction, name] = Entry(*values)
 
 
 def kind_of(name: str, model: set[str]) -> str:

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, cast
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.ema import warm_decay
 from lightning_fedssl.models.teacher import Teacher
 
 if TYPE_CHECKING:
-    from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.run import Run
-
-
-class HasTeacher(Protocol):
-    """A method with a global teacher."""
-
-    teacher: Teacher
-
-    def students(self) -> dict[str, nn.Module]:
-        """The modules that the teacher is a moving average of, by the teacher's names."""
 
 
 class EMATeacher(FederatedCallback):
@@ -59,8 +47,7 @@ class EMATeacher(FederatedCallback):
                 "leave it out of trainer.callbacks"
             )
 
-    def on_server_batch_end(self, trainer: Run, algorithm: FederatedAlgorithm, step: int) -> None:
+    def on_server_batch_end(self, trainer: Run, algorithm: Any, step: int) -> None:
         """Update the teacher with the weights of the working module."""
         self.steps += 1
-        method = cast(HasTeacher, algorithm)
-        method.teacher.follow(method.students(), warm_decay(self.steps, self.decay))
+        algorithm.teacher.follow(algorithm.students(), warm_decay(self.steps, self.decay))

@@ -5,7 +5,7 @@ Eq. 9).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 from lightning_fedssl.callback import FederatedCallback
 
@@ -13,18 +13,6 @@ if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.metrics.rounds import Metrics
     from lightning_fedssl.run import Run
-
-
-class HasServerSteps(Protocol):
-    """A method whose server makes a fixed or an adapted number of steps in a round.
-
-    Attributes:
-        server_steps: K_s, the number of steps of the next server phase.
-        adapts_server_steps: Whether callbacks may change ``server_steps``.
-    """
-
-    server_steps: int
-    adapts_server_steps: bool
 
 
 class GlobalUpdateFrequency(FederatedCallback):
@@ -65,10 +53,9 @@ class GlobalUpdateFrequency(FederatedCallback):
             raise ValueError(
                 f"GlobalUpdateFrequency: give 0 < rho_1 < rho_2, not {rho_1} and {rho_2}"
             )
-        early = [milestone for milestone in milestones if milestone < 2 * window]
-        if early:
+        if (first := min(milestones, default=2 * window)) < 2 * window:
             raise ValueError(
-                f"GlobalUpdateFrequency: the milestone {early[0]} comes before two windows of "
+                f"GlobalUpdateFrequency: the milestone {first} comes before two windows of "
                 f"{window} rounds are "
                 f"full: give {2 * window} or more, or a smaller window"
             )
@@ -93,9 +80,9 @@ class GlobalUpdateFrequency(FederatedCallback):
                 "to null (SemiSFL, FedSwitchSL), or leave the callback out"
             )
 
-    def on_round_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: Run, algorithm: Any) -> None:
         """Set the method's K_s."""
-        cast(HasServerSteps, algorithm).server_steps = self.value
+        algorithm.server_steps = self.value
         trainer.log("server/steps", self.value)
 
     def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:

@@ -37,22 +37,23 @@ class GroupQuality(FederatedCallback):
         """Add both scalars to the metrics of an evaluation on validation images."""
         if "val/accuracy" not in metrics or not algorithm.group_means():
             return
-        found = []
+        accuracies, shares = [], []
         for mean in algorithm.group_means():
             load_state(algorithm, {**algorithm.server.model(), **mean})
-            found.append(self._scores(trainer, algorithm))
+            scores = self._scores(trainer, algorithm)
+            accuracies.append(float(scores["accuracy"]))
+            shares.append(float(scores["largest_class_share"]))
         load_state(algorithm, algorithm.evaluated_model())
-        metrics["group/accuracy_min"] = float(min(scores["accuracy"] for scores in found))
-        metrics["group/largest_class_share"] = max(
-            float(scores["largest_class_share"]) for scores in found
-        )
+        metrics["group/accuracy_min"] = min(accuracies)
+        metrics["group/largest_class_share"] = max(shares)
 
     @staticmethod
     def _scores(trainer: Run, algorithm: FederatedAlgorithm) -> dict[str, Tensor]:
         """The task's metrics of the working module."""
         classes = trainer.datamodule.num_classes
-        ranks = (trainer.global_rank, trainer.world_size)
-        batches = trainer.datamodule.evaluation_batches("validate", trainer.dtype, shard=ranks)
+        batches = trainer.datamodule.evaluation_batches(
+            "validate", trainer.dtype, shard=(trainer.global_rank, trainer.world_size)
+        )
         scores = EvaluationMetrics([], classes, trainer.world_size, algorithm.task)
         with evaluating(algorithm), trainer.fabric.autocast():
             for x, y in islice(batches, 1 if trainer.fast_dev_run else None):

@@ -17,6 +17,7 @@ from lightning_fedssl.callbacks.simple_classifiers import (
     accuracy_error,
     simple_answers,
 )
+from lightning_fedssl.functional.by_name import mapped
 from lightning_fedssl.task import Classification
 
 if TYPE_CHECKING:
@@ -128,24 +129,24 @@ class LabelsAlone(FederatedCallback):
     ) -> None:
         """Write the checkpoint that ``export`` takes, and say which model it has and why."""
         count = len(trainer.datamodule.validation_labels)
-        both = (trainer.callback_metrics, bound)
-        ours, alone = (float(metrics.get("val/accuracy", 0)) for metrics in both)
+        chosen = mapped(float, trainer.callback_metrics)
+        ours, alone = chosen.get("val/accuracy", 0.0), bound.get("val/accuracy", 0.0)
         gain, error = estimate_gain(ours, alone, count, self.expected_gain)
         path = FederatedCheckpoint.folder(trainer) / CHOSEN
         trainer.save_checkpoint(path, weights_only=True)
         self.chosen = type(algorithm).__name__
         model = "the last model"
         if gain <= 0:
+            chosen = bound
             self.chosen = "Supervised"
             model = "the labels alone"
             if trainer.is_global_zero:
                 shutil.copy(labels_alone, path)
-        accuracy = float(both[gain <= 0]["test/accuracy"])
-        trainer.log_metrics({"chosen/accuracy": accuracy})
-        points = [f"{100 * value:+.1f}" for value in (gain, error, self.expected_gain)]
+        trainer.log_metrics({"chosen/accuracy": chosen["test/accuracy"]})
         self.lines.append(
-            f"export takes {model}: estimated gain by the clients {points[0]} points (standard "
-            f"error {points[1][1:]}), of {points[2]} expected and {count} validation samples"
+            f"export takes {model}: estimated gain by the clients {100 * gain:+.1f} points "
+            f"(standard error {100 * error:.1f}), of {100 * self.expected_gain:+.1f} expected and "
+            f"{count} validation samples"
         )
 
     def _compare(self, trainer: Run) -> None:
@@ -154,34 +155,34 @@ class LabelsAlone(FederatedCallback):
         measured = trainer.callback_metrics
         answers = trainer.gather(simple_answers(data) if trainer.is_global_zero else [])[0]
         most = float(data.test_labels.bincount().max() / len(data.test_labels))
-        trainer.log_metrics(
-            {f"simple/{a.name.replace(' ', '_')}": a.accuracy for a in answers}
-            | {"simple/majority": most}
-        )
-        alone, accuracy = (float(measured[f"{of}/accuracy"]) for of in ("bound", "test"))
-        best = (alone, "labels alone")
-        unwritten = ""
+        trainer.log_metrics({"simple/majority": most})
+        names = []
+        for answer in answers:
+            trainer.log_metrics({f"simple/{answer.name.replace(' ', '_')}": answer.accuracy})
+            names.append(f"{answer.name} {100 * answer.accuracy:.1f} %")
+        alone, accuracy = float(measured["bound/accuracy"]), float(measured["test/accuracy"])
+        best, name, unwritten = alone, "labels alone", ""
         if answers:
             first = answers[0]
-            names = [f"{a.name} {100 * a.accuracy:.1f} %" for a in answers]
             most_right = max(answers, key=lambda answer: answer.accuracy)
             if most_right.accuracy > alone:
-                best = most_right.accuracy, most_right.name
+                best, name = most_right.accuracy, most_right.name
                 unwritten = " (export does not write it: fit scikit-learn's yourself)"
             self.lines.append(
                 f"simple answers: {', '.join(names)}; always the largest class {100 * most:.1f} % "
                 f"({first.name} in cross-validation over the labels: {100 * first.estimate:.0f} %, "
                 f"standard error {100 * first.error:.0f} points)"
             )
-        noun = data.spec.noun
-        self.lines.append(
-            f"best on these {len(data.split.server_labeled)} labels: {best[1]} "
-            f"{100 * best[0]:.1f} %{unwritten}; with the clients' {noun}s {100 * accuracy:.1f} %"
-        )
-        advice = next_step(best[0], accuracy, len(data.test_labels), export_command(trainer))
+        noun, count = data.spec.noun, len(data.test_labels)
+        advice = next_step(best, accuracy, count, export_command(trainer))
         if data.spec.pixels and data.backbone is None:
             advice += "; for photographs try presets/pretrained_images.yaml first"
-        self.lines += [verdict(alone, accuracy, len(data.test_labels), noun), f"next: {advice}"]
+        self.lines += [
+            f"best on these {len(data.split.server_labeled)} labels: {name} "
+            f"{100 * best:.1f} %{unwritten}; with the clients' {noun}s {100 * accuracy:.1f} %",
+            verdict(alone, accuracy, count, noun),
+            f"next: {advice}",
+        ]
 
 
 def export_command(trainer: Run) -> str:
@@ -200,7 +201,7 @@ def difference_error(one: float, other: float, samples: int) -> float:
         other: The other.
         samples: How many they are measured on.
     """
-    return samples * math.hypot(*(accuracy_error(value, samples) for value in (one, other)))
+    return samples * math.hypot(accuracy_error(one, samples), accuracy_error(other, samples))
 
 
 def next_step(best: float, accuracy: float, samples: int, command: str) -> str:
@@ -262,8 +263,7 @@ def estimate_gain(
     """
     if not count:
         return expected, EXPECTED_ERROR
-    of_both = [accuracy_error(value, count) ** 2 for value in (accuracy, bound)]
-    measured = 1 / sum(of_both)
+    measured = (count / difference_error(accuracy, bound, count)) ** 2
     before = 1 / EXPECTED_ERROR**2
     gain = (measured * (accuracy - bound) + before * expected) / (measured + before)
     return gain, 1 / math.sqrt(measured + before)

@@ -16,10 +16,9 @@ from tqdm import tqdm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.labels_alone import LabelsAlone, export_command
 from lightning_fedssl.callbacks.simple_classifiers import accuracy_error
+from lightning_fedssl.functional.by_name import below
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.metrics.rounds import Metrics
     from lightning_fedssl.run import Run
@@ -112,18 +111,7 @@ def result_parts(
 
 def own_parts(metrics: Metrics, stage: Literal["val", "test"]) -> list[str]:
     """What an evaluation logs under names of its own, such as ``val_mse``."""
-    return [f"{name} {value:.4g}" for name, value in metrics.items() if name.startswith(stage)]
-
-
-def evaluated_on(metrics: Iterable[str]) -> Literal["val", "test"]:
-    """Whether the metrics of an evaluation are those of the test images or of the validation
-    images.
-
-    Args:
-        metrics: Their names. A method's own steps determine which there are, so that ``test/loss``
-            may be missing.
-    """
-    return "test" if any(name.startswith("test") for name in metrics) else "val"
+    return [f"{name} {value:.4g}" for name, value in below(stage, metrics).items()]
 
 
 class RoundProgress(FederatedCallback):
@@ -208,15 +196,15 @@ class RoundProgress(FederatedCallback):
         """Print the result on the test images, or on the validation images after the command
         ``validate``.
         """
-        stage = evaluated_on(metrics)
-        if stage == "val" and trainer.state.fn == TrainerFn.FITTING:
+        is_test = bool(below("test", metrics))
+        if not is_test and trainer.state.fn == TrainerFn.FITTING:
             return
         self._close()
         data = trainer.datamodule
         samples = 0
         if data.class_names and not trainer.fast_dev_run:
-            samples = len(data.test_labels if stage == "test" else data.validation_labels)
-        parts = result_parts(metrics, stage, samples, data.spec.noun)
+            samples = len(data.test_labels if is_test else data.validation_labels)
+        parts = result_parts(metrics, "test" if is_test else "val", samples, data.spec.noun)
         if parts and not self.of:
             trainer.print(f"after round {trainer.round_index}: {', '.join(parts)}")
 

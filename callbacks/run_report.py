@@ -20,6 +20,7 @@ from torch import Tensor
 from lightning_fedssl.callbacks.phase_profiler import ROUND, PhaseProfiler
 from lightning_fedssl.callbacks.pseudo_label_quality import PseudoLabelQuality, Wrong
 from lightning_fedssl.callbacks.simple_classifiers import accuracy_error
+from lightning_fedssl.functional.by_name import mapped
 from lightning_fedssl.report import FILE_NAME, page
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ _COST = 50
 
 _PAUSE = 2.0
 """Seconds between two writes, at least."""
+
+Counts = dict[int, Tensor]
 
 _DRAWN, _USED, _STEPS, _DOWN, _UP = range(5)
 
@@ -72,13 +75,13 @@ class RunReport(PhaseProfiler):
 
     def reset(self) -> None:
         """Forget an earlier run."""
-        self.clients: dict[int, Tensor] = {}
-        self.tables: dict[int, Tensor] = {}
+        self.clients: Counts = {}
+        self.tables: Counts = {}
         self.wrong: list[Wrong] = []
         self.profiler = profiler = SimpleProfiler()
         self._durations = profiler.recorded_durations
         self.running = []
-        self._round: dict[int, Tensor] = {}
+        self._round: Counts = {}
         self._next_write = 0.0
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -94,9 +97,9 @@ class RunReport(PhaseProfiler):
     @property
     def seconds(self) -> dict[str, float]:
         """Time by phase; ``other`` is aggregation, statistics and files."""
-        spent = {action: sum(durations) for action, durations in self._durations.items()}
-        whole = spent.pop(ROUND, 0.0)
-        return {**spent, "other": max(whole - sum(spent.values()), 0.0)}
+        spent = mapped(sum, self._durations)
+        other = spent.pop(ROUND, 0.0) - sum(spent.values())
+        return {**spent, "other": max(other, 0.0)}
 
     # What is kept.
 
@@ -121,8 +124,9 @@ class RunReport(PhaseProfiler):
         """Add the clients of all ranks, and the pseudo-labels."""
         super().on_round_end(trainer, algorithm, metrics)
         for client, outcome in trainer.participation.items():
-            _row(self.clients, client)[_DRAWN] += 1
-            _row(self.clients, client)[_USED] += outcome == "finished"
+            row = _row(self.clients, client)
+            row[_DRAWN] += 1
+            row[_USED] += outcome == "finished"
         for share in trainer.gather(self._round):
             for client, counts in share.items():
                 _row(self.clients, client).add_(counts)
@@ -209,12 +213,12 @@ class _Listener(logging.Handler):
         self.messages.append(record.getMessage())
 
 
-def _row(counts: dict[int, Tensor], client: int) -> Tensor:
+def _row(counts: Counts, client: int) -> Tensor:
     """The counts of a client, zeros if it has none."""
     return counts.setdefault(client, torch.zeros(5, dtype=torch.int64))
 
 
 def _error_of(data: FederatedDataModule, *accuracies: float) -> float:
     """Half of the 95 % interval of an accuracy, or of the difference of two."""
-    count = len(data.test_labels)
-    return _NORMAL * math.hypot(*(accuracy_error(float(value), count) for value in accuracies))
+    errors = [accuracy_error(float(value), len(data.test_labels)) for value in accuracies]
+    return _NORMAL * math.hypot(*errors)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.labels_alone import LabelsAlone
 from lightning_fedssl.functional.by_name import mapped
+from lightning_fedssl.storage.files import as_json
 from lightning_fedssl.version import __version__
 
 if TYPE_CHECKING:
@@ -56,6 +55,7 @@ def summarize_run(
         metrics: The scalars; by default the last value of every scalar of the run.
     """
     values = trainer.callback_metrics if metrics is None else metrics
+    chosen = [each.chosen for each in trainer.callbacks if isinstance(each, LabelsAlone)]
     return {
         "command": str(trainer.state.fn.value) if trainer.state.fn else None,
         "interrupted": trainer.state.status == TrainerStatus.INTERRUPTED,
@@ -67,34 +67,10 @@ def summarize_run(
         "ckpt_path": trainer.ckpt_path and str(trainer.ckpt_path),
         "version": __version__,
         "privacy": trainer.describe_privacy(),
-        "chosen/method": next(
-            (c.chosen or None for c in trainer.callbacks if isinstance(c, LabelsAlone)), None
-        ),
-        "matrices": {
-            name: matrix.tolist()
-            for name, matrix in trainer.metric_values.items()
-            if matrix.dim() == 2
-        },
-        "metrics": {name: float(value) for name, value in sorted(values.items())},
+        "chosen/method": next(iter(chosen), "") or None,
+        "matrices": {name: t.tolist() for name, t in trainer.metric_values.items() if t.dim() == 2},
+        "metrics": mapped(float, dict(sorted(values.items()))),
     }
-
-
-def as_json(value: Any, indent: int | None = None) -> str:
-    """Values as JSON; numbers that are NaN or infinite, which JSON does not have, become ``null``.
-
-    Args:
-        value: Nested dicts and lists of plain values.
-        indent: As in :func:`json.dumps`.
-    """
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return mapped(_finite, value)
-    if isinstance(value, (list, tuple)):
-        return list(map(_finite, value))
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _write(

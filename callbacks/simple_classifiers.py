@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from lightning_fedssl.data import FederatedDataModule
 
-Array = NDArray[Any]
-
 MOST_VALUES = 2_000_000
 """Labelled samples times values of a sample up to which simple classifiers are fitted."""
 
@@ -65,16 +63,18 @@ def simple_answers(data: FederatedDataModule) -> list[Answer]:
     smallest = np.bincount(labels, minlength=data.num_classes).min(initial=len(labels))
     if smallest < 2 or len(labels) * math.prod(data.in_shape) > MOST_VALUES:
         return []
-    batches = list(data.evaluation_batches("test"))
-    samples = {"labels": own.plain(own.labeled), "test": torch.cat([x for x, _ in batches])}
-    truth = torch.cat([y for _, y in batches]).cpu().numpy()
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+
+    parts = StratifiedKFold(min(FOLDS, int(smallest)), shuffle=True, random_state=0)
+    tested, truth = map(torch.cat, zip(*data.evaluation_batches("test"), strict=True))
     answers = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # separable classes: the weights need not converge
         for name, (classifier, features) in _classifiers(data.in_shape).items():
-            rows = {part: _rows(features(x)) for part, x in samples.items()}
-            right = _cross_validated(classifier, rows["labels"], labels, min(FOLDS, int(smallest)))
-            accuracy = float(classifier.fit(rows["labels"], labels).score(rows["test"], truth))
+            rows = _rows(features(own.plain(own.labeled)))
+            right = cross_val_predict(classifier, rows, labels, cv=parts) == labels
+            fitted = classifier.fit(rows, labels)
+            accuracy = float(fitted.score(_rows(features(tested)), truth.cpu().numpy()))
             error = accuracy_error(right.mean(), len(right))
             answers.append(Answer(name, float(right.mean()), error, accuracy))
     return sorted(answers, key=lambda answer: -answer.estimate)
@@ -109,13 +109,5 @@ def _classifiers(shape: Sequence[int]) -> dict[str, Any]:
     return made
 
 
-def _cross_validated(classifier: Any, samples: Array, labels: Array, folds: int) -> Array:
-    """Whether each label is predicted by a classifier that was fitted without it: ``(n,)``."""
-    from sklearn.model_selection import StratifiedKFold, cross_val_predict
-
-    parts = StratifiedKFold(folds, shuffle=True, random_state=0)
-    return np.asarray(cross_val_predict(classifier, samples, labels, cv=parts) == labels)
-
-
-def _rows(samples: Tensor) -> Array:
+def _rows(samples: Tensor) -> NDArray[Any]:
     return samples.detach().flatten(1).float().cpu().numpy()

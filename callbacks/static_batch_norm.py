@@ -5,6 +5,7 @@ App. B).
 from __future__ import annotations
 
 import logging
+from collections import ChainMap
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -24,7 +25,7 @@ from lightning_fedssl.functional.batch_norm import (
     has_static_batch_norm,
     measuring_batches,
 )
-from lightning_fedssl.functional.by_name import prefixed
+from lightning_fedssl.functional.by_name import prefixed, taken
 from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:
@@ -85,9 +86,7 @@ class StaticBatchNorm(FederatedCallback):
     def reset(self) -> None:
         """Forget an earlier run."""
         self.version = -1  # of the weights that the statistics belong to
-        self._held_version = (
-            -1
-        )  # of the weights that the clients downloaded for a measurement within a round
+        self._held_version = -1  # of those that clients downloaded for a measurement in a round
         self._has_images = False  # whether the server has received the clients' images
         self._counts = True
 
@@ -146,19 +145,18 @@ class StaticBatchNorm(FederatedCallback):
 
         Statistics of another source are computed again.
         """
-        version = state_dict["version"]
-        source = state_dict["source"]
-        same = source == self.source
-        if not same:
+        self.reset()
+        self._has_images = state_dict["has_images"]
+        if state_dict["source"] == self.source:
+            self.version = state_dict["version"]
+            self._held_version = state_dict["held_version"]
+        else:
             _log.warning(
                 "StaticBatchNorm: the checkpoint has statistics with source %s; from now on they "
                 "are measured with %s",
-                source,
+                state_dict["source"],
                 self.source,
             )
-        self.version = version if same else -1
-        self._held_version = state_dict["held_version"] if same else -1
-        self._has_images = state_dict["has_images"]
 
     def _refresh_in_round(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         self._refresh(trainer, algorithm)
@@ -182,11 +180,14 @@ class StaticBatchNorm(FederatedCallback):
         if self.source == "pooled" and self._counts and not self._has_images:
             self._send_images(trainer)
             self._has_images = True
-        batches = (
-            self._labeled_batches(trainer)
-            if self.source == "server"
-            else self._pooled_batches(trainer)
-        )
+        # Of the server in data-set order: every batch has many classes. Of all images the labelled
+        # ones class by class, then the rest in data-set order.
+        server = trainer.local_data(sampling.SERVER)
+        images = server.labeled.sort().values
+        if self.source == "pooled":
+            by_class = server.labeled[server.labels.argsort(stable=True)]
+            images = torch.cat([by_class, trainer.datamodule.images_outside_the_server()])
+        batches = measuring_batches(images, self.batch_size)
         return average_moments(self._measure(trainer, algorithm, batches))
 
     @staticmethod
@@ -212,22 +213,6 @@ class StaticBatchNorm(FederatedCallback):
                 joined[name] += ranks[number % len(ranks)][name][first : first + uses]
         return joined
 
-    def _labeled_batches(self, trainer: Run) -> list[Tensor]:
-        """Batches of indices of the server's labelled images, in data-set order: every batch has
-        many classes.
-        """
-        data = trainer.local_data(sampling.SERVER)
-        return measuring_batches(data.labeled.sort().values, self.batch_size)
-
-    def _pooled_batches(self, trainer: Run) -> list[Tensor]:
-        """Batches of indices of all images: the labelled ones class by class, then the rest in
-        data-set order.
-        """
-        data = trainer.local_data(sampling.SERVER)
-        by_class = data.labels.argsort(stable=True)
-        images = torch.cat([data.labeled[by_class], trainer.datamodule.images_outside_the_server()])
-        return measuring_batches(images, self.batch_size)
-
     def _all_moments(self, trainer: Run, algorithm: FederatedAlgorithm) -> list[LayerMoments]:
         """The moments of the server and then of every client in order.
 
@@ -237,23 +222,18 @@ class StaticBatchNorm(FederatedCallback):
         weights = prefixed("for statistics ", sizes_of(algorithm.server.parameters))
         mine = {}
         own = parties[trainer.global_rank :: trainer.world_size]
-        for client in algorithm.federation.reached(
-            [party for party in own if party != sampling.SERVER]
-        ):
+        clients = [party for party in own if party != sampling.SERVER]
+        for client in algorithm.federation.reached(clients):
             self._transfer(trainer, client, "down", weights)
-        present = [
-            party for party in own if party == sampling.SERVER or not trainer.drops_out(party)
-        ]
+        lost = set(filter(trainer.drops_out, clients))
+        present = [party for party in own if party not in lost]
         for party, moments in algorithm.federation.moments(present, self.batch_size):
             if moments:
                 mine[party] = moments
             if party != sampling.SERVER:
                 self._transfer(trainer, party, "up", _sizes_of_moments(moments))
         sent = move_data_to_device(mine, torch.device("cpu")) if trainer.world_size > 1 else mine
-        everyone = {
-            party: moments for part in trainer.gather(sent) for party, moments in part.items()
-        }
-        return [everyone[party] for party in parties if party in everyone]
+        return list(taken(ChainMap(*trainer.gather(sent)), parties).values())
 
     def _transfer(self, trainer: Run, client: int, direction: Direction, sizes: Sizes) -> None:
         if self._counts:

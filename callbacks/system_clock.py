@@ -69,12 +69,7 @@ class SystemClock(FederatedCallback):
         sizes: Mapping[str, int],
     ) -> None:
         """Add the bytes to those of the client."""
-        usage = self._usages[client]
-        size = sum(sizes.values())
-        if direction == "down":
-            usage.down += size
-        else:
-            usage.up += size
+        self._usages[client] += Usage(**{direction: sum(sizes.values())})
 
     def on_client_end(
         self, trainer: Run, algorithm: FederatedAlgorithm, update: ClientUpdate
@@ -93,9 +88,9 @@ class SystemClock(FederatedCallback):
         for part in trainer.gather(dict(self._usages)):
             for client, usage in part.items():
                 usages[client] += usage
-        steps = [usage.steps for usage in usages.values()]
+        total = sum(usages.values(), Usage())
         if isinstance(algorithm, JointAlgorithm):
-            self._server_steps += max(steps, default=0)
+            self._server_steps += max((usage.steps for usage in usages.values()), default=0)
         assert trainer.system is not None
         duration = trainer.system.round_duration(
             trainer.seed,
@@ -108,8 +103,8 @@ class SystemClock(FederatedCallback):
         self._usages = defaultdict(Usage)
         self._server_steps = 0
         self.seconds += duration.total
-        self.downloaded += sum(usage.down for usage in usages.values())
-        self.uploaded += sum(usage.up for usage in usages.values())
+        self.downloaded += total.down
+        self.uploaded += total.up
         if not trainer.is_global_zero:
             return  # the mean over ranks is then bitwise identical to the value of rank 0
         values = {
@@ -121,7 +116,7 @@ class SystemClock(FederatedCallback):
             "download_bytes": self.downloaded,
             "upload_bytes": self.uploaded,
         }
-        if any(steps):
-            values["step_work"] = sum(usage.work for usage in usages.values()) / sum(steps)
+        if total.steps:
+            values["step_work"] = total.work / total.steps
         for name, value in values.items():
             trainer.log(f"system/{name}", value)

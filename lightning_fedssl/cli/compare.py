@@ -18,7 +18,7 @@ from lightning_fedssl.cli.experiment import read_configurations
 from lightning_fedssl.cli.parser import ConfigFile, Parser, load_yaml
 from lightning_fedssl.comparison.command import compare
 from lightning_fedssl.comparison.plan import Resolved, plan, slug
-from lightning_fedssl.comparison.suite import TAKEN, Suite, SuiteEntry, SuiteGroup
+from lightning_fedssl.comparison.suite import TAKEN, Keys, Suite, SuiteEntry, SuiteGroup
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.trainer.setup import refuse_pair
 
@@ -71,21 +71,12 @@ def main(
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name}: {error}") from error
     command_line = shlex.join(["lightning-fedssl", "compare", *arguments])
-    own_script = datamodule_class is not FederatedDataModule
-    command = [
-        sys.executable,
-        *([os.path.abspath(sys.argv[0])] if own_script else ["-m", "lightning_fedssl"]),
-    ]
-    return compare(
-        suite,
-        runs,
-        folder,
-        max(1, options.jobs),
-        command,
-        command_line,
-        options.only,
-        options.force,
-    )
+    script = ["-m", "lightning_fedssl"]
+    if datamodule_class is not FederatedDataModule:
+        script = [os.path.abspath(sys.argv[0])]
+    command = [sys.executable, *script]
+    jobs = max(1, options.jobs)
+    return compare(suite, runs, folder, jobs, command, command_line, options.only, options.force)
 
 
 def parser() -> Parser:
@@ -126,21 +117,19 @@ def read_suite(arguments: Sequence[str]) -> tuple[Suite, Any]:
     if isinstance(written, dict) and written.keys() & {"trainer", "model", "data"}:
         raise ValueError(f"it is no suite, but for lightning-fedssl fit --config {first}")
     options = parser().parse_args(["--suite", str(file), *others])
-    keys = ("title", "seeds", "target", "note")
-    groups = [_group(*pair) for pair in zip(options.groups, written["groups"], strict=True)]
-    values = {key: options[key] for key in keys} | _overrides(written)
-    return Suite(groups=groups, **values), options
+    groups = list(map(_group, options.groups, written["groups"]))
+    values = {key: options[key] for key in ("title", "seeds", "target", "note")}
+    return Suite(groups=groups, **values, **_overrides(written)), options
 
 
-def _group(parsed: Any, written: dict[str, Any]) -> SuiteGroup:
-    entries = [
-        SuiteEntry(**{**vars(entry), **_overrides(text)})
-        for entry, text in zip(parsed.entries, written["entries"], strict=True)
-    ]
+def _group(parsed: Any, written: Keys) -> SuiteGroup:
+    entries = []
+    for entry, text in zip(parsed.entries, written["entries"], strict=True):
+        entries.append(SuiteEntry(**vars(entry) | _overrides(text)))
     return SuiteGroup(parsed.title, entries, note=parsed.note, **_overrides(written))
 
 
-def _overrides(written: dict[str, Any]) -> dict[str, Any]:
+def _overrides(written: Keys) -> Keys:
     """The overrides as they are written; jsonargparse has filled in arguments of their classes."""
     return {"overrides": written.get("overrides") or {}}
 
@@ -167,7 +156,7 @@ def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def resolve(
     entry: SuiteEntry,
-    overrides: Sequence[dict[str, Any]],
+    overrides: Sequence[Keys],
     options: Sequence[str] = (),
     datamodule_class: type[FederatedDataModule] = FederatedDataModule,
 ) -> Resolved:

@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from lightning_fedssl.cli.messages import ScriptParser
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.partition.base import FromFile
 from lightning_fedssl.data.partition.federated_split import FederatedSplit
+from lightning_fedssl.deployment import Settings
 from lightning_fedssl.deployment.obstacles import (
     refuse_callbacks,
     refuse_other_tasks,
@@ -203,10 +204,9 @@ def write_app(folder: Path, options: Sequence[str], own_data: bool = False) -> N
     method = type(cli.model).__name__
     app = folder / _APP
     app.mkdir(parents=True)
+    project = _PYPROJECT.format(name=name, method=method, version=__version__, app=_APP)
     for path, text in {
-        folder / "pyproject.toml": _PYPROJECT.format(
-            name=name, method=method, version=__version__, app=_APP
-        ),
+        folder / "pyproject.toml": project,
         app / "__init__.py": f'"""A Flower app of lightning-fedssl {__version__}."""\n',
         app / "server_app.py": _MODULE.format(side="Server", function="server_app"),
         app / "client_app.py": _MODULE.format(side="Client", function="client_app"),
@@ -242,7 +242,7 @@ def client_app(config: Path, mods: list[Any] | None = None) -> ClientApp:
     return make_client_app(partial(make_node, config), mods)
 
 
-def make_parts(config: Path, run_config: Mapping[str, Any]) -> Parts:
+def make_parts(config: Path, run_config: Settings) -> Parts:
     """Trainer, algorithm and data of the server.
 
     Args:
@@ -254,7 +254,7 @@ def make_parts(config: Path, run_config: Mapping[str, Any]) -> Parts:
     return cli.trainer, cli.model, cli.datamodule  # type: ignore[return-value]
 
 
-def make_node(config: Path, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
+def make_node(config: Path, node_config: Settings, run_config: Settings) -> Node:
     """The node that trains the client of this machine.
 
     Args:
@@ -266,32 +266,34 @@ def make_node(config: Path, node_config: Mapping[str, Any], run_config: Mapping[
     Raises:
         ValueError: If there is no such client.
     """
-    from lightning_fedssl.deployment.node import Node, PartOfDataSet
+    from lightning_fedssl.deployment.node import Node, NodeData, PartOfDataSet
 
     spec = config.with_name(_SPEC)
-    root = [f"--data.root={node_config['data-root']}"] if "data-root" in node_config else []
-    # A source by class would read the server's file.
-    more = [*root, "--data.dataset=described"] if spec.is_file() else root
-    cli = _read_app(
-        config, run_config, module_of_spec(spec) if spec.is_file() else FederatedDataModule, more
-    )
+    own_data = spec.is_file()
+    made = FederatedDataModule
+    options = []
+    if "data-root" in node_config:
+        options.append(f"--data.root={node_config['data-root']}")
+    if own_data:
+        made = module_of_spec(spec)
+        options.append("--data.dataset=described")  # by class it would read the server's file
+    cli = _read_app(config, run_config, made, options)
     data = cli.datamodule
     client = int(node_config.get("client", -1))
-    if not 0 <= client < data.num_clients or (spec.is_file() and "data" not in node_config):
+    if not 0 <= client < data.num_clients or (own_data and "data" not in node_config):
         raise ValueError(
             f"the node's configuration is {dict(node_config)}: give --node-config 'client=0' with "
             "a number below "
             f"{data.num_clients} to flower-supernode, and in an app with --own_data also "
             'data="FOLDER"'
         )
-    if not spec.is_file():
+    own: NodeData
+    if own_data:
+        own = OwnData(data, Path(node_config["data"]), client, cli.model)
+    else:
         data.prepare_data()
         data.setup()
-    own = (
-        OwnData(data, Path(node_config["data"]), client, cli.model)
-        if spec.is_file()
-        else PartOfDataSet(data, client)
-    )
+        own = PartOfDataSet(data, client)
     folder = Path(str(node_config.get("state-dir", "fedssl-state")))
     send_scalars = bool(node_config.get("send-scalars", True))
     return Node(cli.trainer, cli.model, data, own, folder, send_scalars)  # type: ignore[arg-type]
@@ -299,21 +301,17 @@ def make_node(config: Path, node_config: Mapping[str, Any], run_config: Mapping[
 
 def _read_app(
     config: Path,
-    run_config: Mapping[str, Any],
+    run_config: Settings,
     datamodule_class: type[FederatedDataModule],
     more: Sequence[str] = (),
 ) -> FederatedCLI:
     show_log()
+    options = [f"--config={config}"]
     copy = config.with_name(_PARTITION)
-    partition = [f"--data.partition.path={copy}"] if copy.is_file() else []
-    options = [
-        "--config",
-        str(config),
-        *partition,
-        *shlex.split(str(run_config.get("options", ""))),
-        *more,
-    ]
-    return _read(options, datamodule_class)
+    if copy.is_file():
+        options.append(f"--data.partition.path={copy}")
+    options += shlex.split(str(run_config.get("options", "")))
+    return _read([*options, *more], datamodule_class)
 
 
 def _read(

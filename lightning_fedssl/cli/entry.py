@@ -8,7 +8,7 @@ import difflib
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from traceback import walk_tb
@@ -51,9 +51,8 @@ def main(
             ``--print_config``, with 143 after a SIGTERM that ends the command at once.
     """
     show_log()
-    if (
-        os.getcwd() not in sys.path
-    ):  # python -m searches this folder for the user's classes, a console script does not
+    # python -m searches this folder for the user's classes, a console script does not.
+    if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
         return _run(list(sys.argv[1:] if args is None else args), args is None, datamodule_class)
@@ -61,8 +60,13 @@ def main(
         message = "interrupted"
         code = 130
     except Exception as error:
-        found = next(filter(None, map(_message, _causes(error))), None)
-        if found is None or os.environ.get("FEDSSL_TRACEBACK", "0") != "0":
+        # Outermost first: jsonargparse wraps the errors of constructors.
+        found = None
+        cause: BaseException | None = error
+        while cause is not None and not found:
+            found = _message(cause)
+            cause = cause.__cause__
+        if not found or os.environ.get("FEDSSL_TRACEBACK", "0") != "0":
             raise
         message = f"error: {found}"
         code = 2
@@ -134,16 +138,9 @@ def _message(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     fixable = isinstance(error, (ValueError, ModuleNotFoundError, OSError))
-    modules = [
-        str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__)
-    ]
-    raised_here = modules and modules[-1].partition(".")[0] in ("lightning_fedssl", "lightning")
     fixable = fixable or type(error).__name__ == "MisconfigurationException"  # Lightning's
+    module = ""
+    for frame, _ in walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__", ""))
+    raised_here = module.partition(".")[0] in ("lightning_fedssl", "lightning")
     return str(error) if fixable and raised_here else None
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and its causes, outermost first: jsonargparse wraps the errors of constructors."""
-    while error is not None:
-        yield error
-        error = error.__cause__

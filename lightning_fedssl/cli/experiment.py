@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -80,9 +81,7 @@ def read_configurations(
     Raises:
         ValueError: If a configuration or an option is wrong.
     """
-    files = [
-        f"--config={file}" for configuration in configurations for file in _files(configuration)
-    ]
+    files = [f"--config={file}" for file in chain(*map(_files, configurations))]
     settings = {"exit_on_error": False, "env_prefix": f"FEDSSL_{command.upper()}_"}
     try:
         with quiet():

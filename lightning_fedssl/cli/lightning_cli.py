@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from lightning_fedssl.cli import (
 from lightning_fedssl.cli.parser import ConfigFile, Parser
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.distributed.cpu_ranks import may_use_all_cores
+from lightning_fedssl.interop import run_logger
 from lightning_fedssl.task import Task
 from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.version import __version__
@@ -80,8 +80,9 @@ class FederatedCLI(LightningCLI):
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """The commands, and the arguments of their methods that the CLI passes itself."""
-        own = {"model", "datamodule"}
-        return {c: own | ({"federation"} if c == "fit" else set()) for c in commands.TRAINER}
+        passed = {command: {"model", "datamodule"} for command in commands.TRAINER}
+        passed["fit"].add("federation")
+        return passed
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """A parser for the program or one command. Abbreviations are off, because a typo could set
@@ -98,12 +99,8 @@ class FederatedCLI(LightningCLI):
             "env_prefix": "FEDSSL",
         }
         parser = Parser(**{**settings, **kwargs})
-        parser.add_argument(
-            "-c",
-            "--config",
-            action=ConfigFile,
-            help="A YAML file, or the name of one of the package.",
-        )
+        about = "A YAML file, or the name of one of the package."
+        parser.add_argument("-c", "--config", action=ConfigFile, help=about)
         return parser
 
     def setup_parser(self, add_subcommands: bool, *kwargs: dict[str, Any]) -> None:
@@ -118,8 +115,7 @@ class FederatedCLI(LightningCLI):
         """Link arguments of the algorithm to the data, so that they need not be given twice."""
         for name in ("num_classes", "in_shape"):
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
-        target = "model.init_args.task"
-        parser.link_arguments("data", target, _task_of, apply_on="instantiate")
+        parser.link_arguments("data", "model.init_args.task", _task_of, apply_on="instantiate")
 
     def before_instantiate_classes(self) -> None:
         """Refuse to evaluate without a checkpoint, unless the weights come from a file.
@@ -127,9 +123,8 @@ class FederatedCLI(LightningCLI):
         Raises:
             ValueError: If ``ckpt_path`` is missing.
         """
-        weights = self._get(self.config, "ckpt_path") or self._get(self.config, "model").get(
-            "init_args.init_from"
-        )
+        start = self._get(self.config, "model").get("init_args.init_from")
+        weights = self._get(self.config, "ckpt_path") or start
         if self.subcommand not in (None, "fit") and weights is None:
             raise ValueError(
                 f"{self.subcommand}: no checkpoint given: add --ckpt_path best (or last, or a "
@@ -154,19 +149,10 @@ def quiet() -> Iterator[None]:
     """Suppress Lightning's warnings about arguments from Python and about SLURM's srun, and its
     message of the seed.
     """
-    log = logging.getLogger("lightning.fabric.utilities.seed")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            for text in (
-                ".*args parameter is intended to run from within Python",
-                "The `srun` command is available",
-            ):
-                warnings.filterwarnings("ignore", text)
-            yield
-    finally:
-        log.setLevel(level)
+    with run_logger.quiet("lightning.fabric.utilities.seed"):
+        warnings.filterwarnings("ignore", ".*args parameter is intended to run from within Python")
+        warnings.filterwarnings("ignore", "The `srun` command is available")
+        yield
 
 
 def _task_of(data: FederatedDataModule) -> Task:

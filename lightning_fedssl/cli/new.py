@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lightning_fedssl.cli import listing
 from lightning_fedssl.cli.parser import Parser
+from lightning_fedssl.metrics.evaluation import snake_case
 
 DESCRIPTION = """\
 Writes a method of your own to start from: a file with its class, a configuration and tests. It
@@ -54,15 +55,10 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(list(arguments))
     for path in write_method(options.name, options.folder):
         sys.stdout.write(f"written: {path}\n")
-    module = module_name(options.name)
+    module = snake_case(options.name)
     where = "" if options.folder == Path() else f"cd {shlex.quote(str(options.folder))} && "
     sys.stdout.write(f"next: {where}lightning-fedssl fit --config {module}.yaml\n")
     return 0
-
-
-def module_name(name: str) -> str:
-    """The module of a class: ``my_method`` of ``MyMethod``."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def write_method(name: str, folder: Path) -> list[Path]:
@@ -84,7 +80,7 @@ def write_method(name: str, folder: Path) -> list[Path]:
             f"{name!r} is no name of a class: give letters and digits, the first a capital: "
             "MyMethod"
         )
-    module = module_name(name)
+    module = snake_case(name)
     if keyword.iskeyword(module) or keyword.iskeyword(name):
         raise ValueError(
             f"{name!r} would be the word {module!r} of Python's own language: give another name"

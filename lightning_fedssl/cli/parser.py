@@ -54,9 +54,10 @@ def load_yaml(text: str) -> Any:
     Raises:
         yaml.YAMLError: If it is not valid, or has a key twice.
     """
-    for event_keys in _keys_of_mappings(yaml.compose(text, Loader=yaml.SafeLoader)):
-        if twice := sorted({key for key in event_keys if event_keys.count(key) > 1}):
-            raise yaml.YAMLError(f"the key {twice[0]} is given more than once: merge the entries")
+    for keys in _keys_of_mappings(yaml.compose(text, Loader=yaml.SafeLoader)):
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.YAMLError(f"the key {key} is given more than once: merge the entries")
     return _load_yaml(text)
 
 
@@ -189,9 +190,9 @@ class Parser(LightningArgumentParser):
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
     """The names of a parser's options and commands, and those of the options of its commands."""
     for action in parser._actions:
-        yield from (
-            name.removeprefix("--") for name in action.option_strings if name.startswith("--")
-        )
+        for option in action.option_strings:
+            if option.startswith("--"):
+                yield option[2:]
         for name, inner in action.choices.items() if isinstance(action.choices, dict) else ():
             yield name
             yield from _options(inner)

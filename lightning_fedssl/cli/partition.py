@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,13 @@ def main(
     print("\n".join(client_table(data.statistics, options.clients)))
     print("a+b: a labelled and b unlabelled; where there is no +, all are unlabelled")
     if options.output:
-        for path in _write(data, Path(options.output)):
-            print(f"written: {path}")
+        folder = Path(options.output)
+        folder.mkdir(parents=True, exist_ok=True)
+        data.split.save(folder / "partition.json")
+        _write_csv(folder / "clients.csv", data.statistics)
+        heatmap(data.statistics).savefig(folder / "partition.png")
+        for name in ("partition.json", "clients.csv", "partition.png"):
+            print(f"written: {folder / name}")
     return 0
 
 
@@ -94,9 +99,7 @@ def parser(datamodule_class: type[FederatedDataModule]) -> Parser:
 def _asked_for(data: FederatedDataModule) -> str:
     """The settings of the partition in one line."""
     rule = data.partition
-    settings = ", ".join(
-        f"{name}={value}" for name, value in vars(rule).items() if not name.startswith("_")
-    )
+    settings = ", ".join(f"{key}={value}" for key, value in vars(rule).items() if key[0] != "_")
     name = data.spec.name if data.source is None else type(data.source).__name__
     return (
         f"{name}, {data.num_labels} labels at the {data.label_location}, "
@@ -118,6 +121,7 @@ def client_table(statistics: PartitionStatistics, most: int) -> list[str]:
     names = statistics.class_names or tuple(map(str, range(classes)))
     parties = statistics.client_names or [f"client {client}" for client in range(clients)]
     unknown = statistics.unknown_counts
+    others = [0] * clients if unknown is None else unknown.tolist()
     columns = names if classes <= MOST_CLASSES else ("largest",)
     rows = [["", "images", "labelled", "classes", *columns, "unknown"]]
     at_server = statistics.server_class_counts
@@ -127,8 +131,7 @@ def client_table(statistics: PartitionStatistics, most: int) -> list[str]:
     for client in range(shown):
         counts = statistics.class_counts[client]
         labeled = statistics.labeled_class_counts[client]
-        others = 0 if unknown is None else int(unknown[client])
-        rows.append(_row(parties[client], counts, labeled, others, names))
+        rows.append(_row(parties[client], counts, labeled, others[client], names))
     if unknown is None:
         rows = [row[:-1] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -152,17 +155,6 @@ def _row(
         cells = [", ".join(f"class {names[k]}: {cells[k]}" for k in largest if held[k])]
     classes = sum(n > 0 for n in held)
     return [name, str(sum(held) + unknown), str(sum(known)), str(classes), *cells, str(unknown)]
-
-
-def _write(data: FederatedDataModule, folder: Path) -> Iterator[Path]:
-    """Write the files of a partition; gives their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    data.split.save(folder / "partition.json")
-    yield folder / "partition.json"
-    _write_csv(folder / "clients.csv", data.statistics)
-    yield folder / "clients.csv"
-    heatmap(data.statistics).savefig(folder / "partition.png")
-    yield folder / "partition.png"
 
 
 def _write_csv(path: Path, statistics: PartitionStatistics) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from lightning_fedssl.comparison.plan import Run, differing_keys
 from lightning_fedssl.comparison.progress import SuiteProgress
 from lightning_fedssl.comparison.results import is_finished, rounds, summary
 from lightning_fedssl.comparison.suite import Suite
+from lightning_fedssl.functional.by_name import mapped
 from lightning_fedssl.report import FILE_NAME
 
 
@@ -44,16 +46,17 @@ def compare(
         The exit code: 0 if all runs finished, 1 if a run failed, 130 if the comparison was
             interrupted.
     """
-    others = [] if only is None else [run for run in runs if run.entry.label not in only]
-    known = [
-        Outcome(run, rows, "cached") for run in others if is_finished(rows := rounds(run.folder))
-    ]
-    wanted = [run for run in runs if run not in others]
+    wanted = []
+    known = []
+    by_group = defaultdict(list)
+    for run in runs:
+        by_group[run.group.title].append(run)
+        if only is None or run.entry.label in only:
+            wanted.append(run)
+        elif is_finished(rows := rounds(run.folder)):
+            known.append(Outcome(run, rows, "cached"))
     outcomes: list[Outcome] = []
-    differing = {
-        group.title: differing_keys([run for run in runs if run.group is group])
-        for group in suite.groups
-    }
+    differing = mapped(differing_keys, by_group)
 
     def show(live: bool = True) -> None:
         write_page(folder, suite, runs, [*outcomes, *known], command_line, differing, live)
@@ -97,19 +100,14 @@ def line_of(outcome: Outcome) -> str:
     """One line about a run that ended: its name, its test result or its problem, and its
     wall-clock time.
     """
+    run, task = outcome.run, outcome.run.task
+    if outcome.how == "stopped":
+        return f"{run.name}: stopped; run the same command again to resume"
     if not outcome.rows:
-        stopped = "stopped; run the same command again to resume"
-        problem = (
-            stopped if outcome.how == "stopped" else f"FAILED, see {outcome.run.folder}/log.txt"
-        )
-        return f"{outcome.run.name}: {problem}"
-    task = outcome.run.task
+        return f"{run.name}: FAILED, see {run.folder}/log.txt"
     found = summary(outcome.rows, task)[f"test_{task.monitor}"]
-    text = (
-        f"test {task.monitor} {task.shown(found)}{' %' if task.is_share else ''}"
-        if math.isfinite(found)
-        else f"its method logs no test/{task.monitor}"
-    )
-    return f"{outcome.run.name}: {text}, " + (
-        "cached" if outcome.how == "cached" else f"{outcome.how} in {outcome.seconds:.0f} s"
-    )
+    text = f"its method logs no test/{task.monitor}"
+    if math.isfinite(found):
+        text = f"test {task.monitor} {task.shown(found)}{' %' if task.is_share else ''}"
+    time = "" if outcome.how == "cached" else f" in {outcome.seconds:.0f} s"
+    return f"{run.name}: {text}, {outcome.how}{time}"

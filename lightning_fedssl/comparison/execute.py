@@ -24,8 +24,9 @@ from typing import Any
 from filelock import FileLock
 
 from lightning_fedssl.comparison.plan import Run
-from lightning_fedssl.comparison.results import Row, are_whole, is_finished, rounds, versions
-from lightning_fedssl.storage.files import lock_folder
+from lightning_fedssl.comparison.results import Row, are_whole, is_finished, rounds
+from lightning_fedssl.functional.by_name import without
+from lightning_fedssl.storage.files import lock_folder, versions
 
 POLL_SECONDS = 0.2
 """Seconds between two checks of the processes."""
@@ -116,8 +117,10 @@ def train(
                 training.remove(attempt)
                 ended(_outcome(attempt))
     except BaseException:
-        _stop(training)
         for attempt in training:
+            attempt.process.terminate()
+        for attempt in training:
+            attempt.process.wait()
             ended(_outcome(attempt, interrupted=True))
         raise
 
@@ -131,23 +134,19 @@ def _start(run: Run, command: Sequence[str], lock: FileLock, force: bool) -> Att
         options += ["--ckpt_path", "last"]
     else:
         shutil.rmtree(run.folder / "lightning_logs", ignore_errors=True)
-    environment = {
-        name: value for name, value in os.environ.items() if not _NOT_FOR_A_RUN.fullmatch(name)
-    }
+    environment = without(os.environ, list(filter(_NOT_FOR_A_RUN.fullmatch, os.environ)))
     with (run.folder / "log.txt").open("ab") as log:
         process = subprocess.Popen(
             [*command, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            env={**environment, "OMP_NUM_THREADS": "1"},
+            env=environment | {"OMP_NUM_THREADS": "1"},
         )  # fmt: skip
     return Attempt(run, process, lock, time.monotonic())
 
 
 def has_checkpoint(folder: Path) -> bool:
     """Whether a run can resume: it has a checkpoint, and its metrics contain every round so far."""
-    saved = any(
-        version.joinpath("checkpoints", "last.ckpt").is_file() for version in versions(folder)
-    )
-    return saved and are_whole(rounds(folder))
+    saved = [*folder.glob("lightning_logs/version_*/checkpoints/last.ckpt")]
+    return bool(saved) and are_whole(rounds(folder))
 
 
 def _outcome(attempt: Attempt, interrupted: bool = False) -> Outcome:
@@ -159,14 +158,6 @@ def _outcome(attempt: Attempt, interrupted: bool = False) -> Outcome:
         rows = []
         how = "stopped" if interrupted else "failed"
     return Outcome(attempt.run, rows, how, time.monotonic() - attempt.began)
-
-
-def _stop(training: Sequence[Attempt]) -> None:
-    """Send SIGTERM to the processes, which then finish their round and save; wait."""
-    for attempt in training:
-        attempt.process.terminate()
-    for attempt in training:
-        attempt.process.wait()
 
 
 @contextmanager

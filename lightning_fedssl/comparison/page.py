@@ -10,9 +10,10 @@ from statistics import fmean
 from lightning_fedssl.comparison.execute import Outcome
 from lightning_fedssl.comparison.plan import Run
 from lightning_fedssl.comparison.report import legend, results_of, table_of
-from lightning_fedssl.comparison.results import curve, summary, versions
+from lightning_fedssl.comparison.results import curve, summary
 from lightning_fedssl.comparison.suite import Suite, SuiteGroup
 from lightning_fedssl.report import FILE_NAME, page
+from lightning_fedssl.storage.files import versions
 
 
 def write_page(
@@ -39,8 +40,10 @@ def write_page(
     groups = []
     for group in suite.groups if outcomes else ():
         head, *rows = table_of(group, results_of(suite, outcomes), suite)
-        both = {"round": 1.0, "bytes": 1e6}
-        curves = {place: _curves(group, outcomes, place, unit) for place, unit in both.items()}
+        curves = {
+            "round": _curves(group, outcomes, "round", 1.0),
+            "bytes": _curves(group, outcomes, "bytes", 1e6),
+        }
         groups.append((group, head, rows, curves, differing.get(group.title, ())))
     ended = {outcome.run.folder: outcome for outcome in outcomes}
     page.write(
@@ -90,9 +93,10 @@ def _curves(
 
 def _page_of(run: Run, folder: Path) -> str:
     """The page of a run's last attempt, relative to a folder; empty if there is none."""
-    pages = [version / FILE_NAME for version in versions(run.folder)]
-    found = [path for path in pages if path.is_file()]
-    return Path(os.path.relpath(found[-1], folder)).as_posix() if found else ""
+    for version in reversed(versions(run.folder)):
+        if (version / FILE_NAME).is_file():
+            return Path(os.path.relpath(version / FILE_NAME, folder)).as_posix()
+    return ""
 
 
 def _end_of(outcome: Outcome | None) -> tuple[str, str]:

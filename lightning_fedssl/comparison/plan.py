@@ -22,8 +22,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
-from lightning_fedssl.functional.by_name import without
+from lightning_fedssl.comparison.suite import Keys, Suite, SuiteEntry, SuiteGroup
+from lightning_fedssl.functional.by_name import only, without
 from lightning_fedssl.version import __version__
 
 if TYPE_CHECKING:
@@ -74,13 +74,13 @@ class Resolved:
     """
 
     text: str
-    config: dict[str, Any]
+    config: Keys
     model: FederatedAlgorithm
     datamodule: FederatedDataModule
     refuse: Callable[[FederatedDataModule], None]
 
 
-Resolve = Callable[[SuiteEntry, Sequence[dict[str, Any]]], Resolved]
+Resolve = Callable[[SuiteEntry, Sequence[Keys]], Resolved]
 """Reads the configurations of an entry and applies mappings of overrides; raises ValueError that
 names the entry."""
 
@@ -120,9 +120,9 @@ class Run:
         return int(self.resolved.config["trainer"]["max_rounds"])
 
     @property
-    def data(self) -> dict[str, Any]:
+    def data(self) -> Keys:
         """The keys of ``data``."""
-        keys: dict[str, Any] = self.resolved.config["data"]
+        keys: Keys = self.resolved.config["data"]
         return keys
 
 
@@ -138,19 +138,20 @@ def plan(suite: Suite, resolve: Resolve, folder: Path) -> list[Run]:
     Raises:
         ValueError: If an entry's configuration is wrong, or the runs of a group cannot be compared.
     """
-    resolved = [
-        (group, entry, resolve(entry, [suite.overrides, group.overrides, entry.overrides]))
-        for group in suite.groups
-        for entry in group.entries
-    ]
-    check_metric(suite, {entry.label: one.datamodule.task for _, entry, one in resolved})
+    resolved = []
+    tasks = {}
+    for group in suite.groups:
+        for entry in group.entries:
+            one = resolve(entry, [suite.overrides, group.overrides, entry.overrides])
+            resolved.append((group, entry, one))
+            tasks[entry.label] = one.datamodule.task
+    check_metric(suite, tasks)
     drawn: dict[tuple[str, ...], tuple[str, str]] = {}
     latest: dict[tuple[str, ...], FederatedDataModule] = {}
-    runs = [
-        _run(group, entry, seed, one, drawn, latest, folder)
-        for seed in suite.seeds
-        for group, entry, one in resolved
-    ]
+    runs = []
+    for seed in suite.seeds:
+        for group, entry, one in resolved:
+            runs.append(_run(group, entry, seed, one, drawn, latest, folder))
     for group in suite.groups:
         for seed in suite.seeds:
             check_alike([run for run in runs if run.group is group and run.seed == seed])
@@ -196,40 +197,36 @@ def check_alike(runs: Sequence[Run]) -> None:
         two = (
             f"{first.group.title}: {first.entry.label} and {other.entry.label} (seed {first.seed})"
         )
-        folder = (
-            ("root",) if first.data.get("image_size") else ()
-        )  # where named data sets lie has no effect
-        if differing := _differing(first, other, (*EVALUATION, *folder)):
+        # Where named data sets lie has no effect.
+        keys = (*EVALUATION, "root") if first.data.get("image_size") else EVALUATION
+        if differing := _differing(first, other, keys):
             raise ValueError(f"{two} are evaluated on different data: {differing}")
-        keys = sorted({*first.data, *other.data} - {*NOT_IN_THE_PARTITION})
-        are_methods = first.entry.role == other.entry.role == "method"
-        if (
-            first.partition != other.partition
-            and (differing := _differing(first, other, keys))
-            and are_methods
-        ):
-            raise ValueError(f"{two} have different partitions: {differing}")
-        if first.partition != other.partition and not differing:
-            raise ValueError(
-                f"{two}: the partitions differ though the settings of data are the same"
-            )
-        shared = (
-            first.weights.keys() & other.weights.keys()
-        )  # a method may have weights beside those of the network
-        if _network(first) == _network(other) and any(
-            first.weights[n] != other.weights[n] for n in shared
-        ):
+        if first.partition != other.partition:
+            of_partition = sorted({*first.data, *other.data} - {*NOT_IN_THE_PARTITION})
+            differing = _differing(first, other, of_partition)
+            if not differing:
+                raise ValueError(
+                    f"{two}: the partitions differ though the settings of data are the same"
+                )
+            if first.entry.role == other.entry.role == "method":
+                raise ValueError(f"{two} have different partitions: {differing}")
+        # A method may have weights beside those of the network.
+        same = only(first.weights, other.weights) == only(other.weights, first.weights)
+        if _network(first) == _network(other) and not same:
             raise ValueError(f"{two}: the initial weights differ though the network is the same")
 
 
 def _differing(first: Run, other: Run, keys: Sequence[str]) -> str:
     """The keys of ``data`` that differ, with their values and the remedy; empty if none does."""
-    values = [f"data.{key} is {first.data.get(key)} and {other.data.get(key)}" for key in keys
-              if first.data.get(key) != other.data.get(key)]  # fmt: skip
+    found = ""
+    for key in keys:
+        one, another = first.data.get(key), other.data.get(key)
+        if one != another:
+            found += f"data.{key} is {one} and {another}; "
     remedy = (
         "set the same value in the group's overrides, or move one of the entries to another group"
     )
-    return f"{'; '.join(values)}; {remedy}" if values else ""
+    return found and found + remedy
 
 
 def differing_keys(runs: Sequence[Run]) -> list[str]:
@@ -247,8 +244,7 @@ def differing_keys(runs: Sequence[Run]) -> list[str]:
     found = []
     for key, labels in sorted(values.items()):
         if len(labels) > 1:
-            rarest = sorted(labels.items(), key=lambda item: len(item[1]))[:-1]
-            (most,) = labels.keys() - {value for value, _ in rarest}
+            *rarest, (most, _) = sorted(labels.items(), key=lambda item: len(item[1]))
             others = "; ".join(f"{value} ({', '.join(named)})" for value, named in rarest)
             found.append(f"`{key}`: {most}, but {others}")
     return found
@@ -269,13 +265,9 @@ def _network(run: Run) -> Any:
     return run.resolved.config["model"]["init_args"].get("network")
 
 
-def partition_key(data: dict[str, Any]) -> str:
+def partition_key(data: Keys) -> str:
     """The keys of ``data`` that the partition depends on, with their values, as JSON."""
-    return json.dumps(
-        without(data, NOT_IN_THE_PARTITION),
-        sort_keys=True,
-        default=str,
-    )
+    return json.dumps(without(data, NOT_IN_THE_PARTITION), sort_keys=True, default=str)
 
 
 def _run(
@@ -307,24 +299,10 @@ def _run(
             resolved.refuse(latest[key])
         except ValueError as error:
             raise ValueError(f"{entry.label}: {error}") from error
-    parts = [
-        _canonical(resolved.config),
-        seed,
-        partition + samples,
-        hash_of(weights),
-        code_version(),
-    ]
-    name = f"seed_{seed}_{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
-    return Run(
-        group,
-        entry,
-        seed,
-        resolved,
-        partition,
-        weights,
-        folder / slug(entry.label) / name,
-        resolved.datamodule.task,
-    )
+    config = _canonical(resolved.config)
+    parts = [config, seed, partition + samples, hash_of(weights), code_version()]
+    path = folder / slug(entry.label) / f"seed_{seed}_{hash_of(parts)[:16]}"
+    return Run(group, entry, seed, resolved, partition, weights, path, resolved.datamodule.task)
 
 
 def initial_weights(model: FederatedAlgorithm) -> dict[str, str]:
@@ -344,9 +322,9 @@ def initial_weights(model: FederatedAlgorithm) -> dict[str, str]:
     }
 
 
-def hash_of(weights: dict[str, str]) -> str:
-    """One hash of all initial weights."""
-    return hashlib.sha256(json.dumps(weights).encode()).hexdigest()
+def hash_of(values: Any) -> str:
+    """One hash of plain values, such as the hashes of all initial weights."""
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 @cache
@@ -358,21 +336,13 @@ def code_version() -> str:
     folder = Path(__file__).parent.parent.parent
     commit = ""
     if (folder / ".git").exists():
-        git = [
-            "git",
-            "-C",
-            str(folder),
-            "describe",
-            "--always",
-            "--dirty",
-            "--abbrev=8",
-            "--exclude=*",
-        ]
-        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+        git = ["git", "describe", "--always", "--dirty", "--abbrev=8", "--exclude=*"]
+        found = subprocess.run(git, cwd=folder, capture_output=True, text=True, check=False)
+        commit = found.stdout.strip()
     return "+".join(filter(None, [__version__, commit]))
 
 
-def _canonical(config: dict[str, Any]) -> str:
+def _canonical(config: Keys) -> str:
     """The configuration without :data:`NO_EFFECT`, as JSON."""
     kept = copy.deepcopy(config)
     for key in NO_EFFECT:

@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from lightning_fedssl.comparison.plan import code_version, hash_of
 from lightning_fedssl.comparison.results import Row, curve, pseudo_labels, summary
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
 from lightning_fedssl.comparison.verdicts import FEWEST, paired, verdict
-from lightning_fedssl.functional.by_name import mapped
+from lightning_fedssl.functional.by_name import mapped, places
 from lightning_fedssl.storage.files import replace_file, write_table
 
 if TYPE_CHECKING:
@@ -49,8 +50,7 @@ class Results:
             label: Of the entry.
             name: ``test``, or ``best``.
         """
-        key = f"{name}_{self.task.monitor}"
-        found = mapped(itemgetter(key), self.runs.get(label, {}))
+        found = mapped(itemgetter(f"{name}_{self.task.monitor}"), self.runs.get(label, {}))
         return {seed: value for seed, value in found.items() if math.isfinite(value)}
 
 
@@ -62,17 +62,16 @@ def write_csv_files(folder: Path, suite: Suite, outcomes: Sequence[Outcome]) -> 
         suite: The suite that was compared.
         outcomes: The outcome of every run.
     """
-    places = {entry.label: index for index, entry in enumerate(suite.entries)}
-    ordered = sorted(
-        outcomes, key=lambda outcome: (places[outcome.run.entry.label], outcome.run.seed)
-    )
-    _write_csv(folder / "results.csv", [_result_row(outcome, suite.target) for outcome in ordered])
+    place = places(entry.label for entry in suite.entries)
+    results = []
     curves = []
     labels = []
-    for outcome in ordered:
+    for outcome in sorted(outcomes, key=lambda one: (place[one.run.entry.label], one.run.seed)):
         run = {"label": outcome.run.entry.label, "seed": outcome.run.seed}
+        results.append(_result_row(outcome, suite.target))
         curves += [run | _plain(row) for row in curve(outcome.rows, outcome.run.task)]
         labels += [run | _plain(row) for row in pseudo_labels(outcome.rows)]
+    _write_csv(folder / "results.csv", results)
     _write_csv(folder / "curves.csv", curves)
     _write_csv(folder / "pseudo_labels.csv", labels)
 
@@ -88,9 +87,10 @@ def write_tables(folder: Path, suite: Suite, results: Results) -> None:
     rows = []
     for group in suite.groups:
         head, *cells = table_of(group, results, suite)
-        rows += [{"group": group.title, **dict(zip(head, row, strict=True))} for row in cells]
+        rows += [dict(zip(["group", *head], [group.title, *row], strict=True)) for row in cells]
     _write_csv(folder / "summary.csv", rows)
-    _write_text(folder / "results.tex", "\n".join(latex(suite, results)) + "\n")
+    text = "\n".join(latex(suite, results)) + "\n"
+    replace_file(folder / "results.tex", lambda new: new.write_text(text, encoding="utf-8"))
 
 
 def results_of(suite: Suite, outcomes: Sequence[Outcome]) -> Results:
@@ -155,21 +155,20 @@ def table_of(group: SuiteGroup, results: Results, suite: Suite) -> list[list[str
         suite: Its suite.
     """
     baseline = next((entry.label for entry in group.entries if entry.role == "bound"), "")
-    goal = (
-        []
-        if suite.target is None
-        else [f"{cost} to {_target(suite, results.task)}" for cost in ("rounds", "MB", "s")]
-    )
     versus = f"difference to {baseline}" if baseline else "difference"
-    costs = ["rounds", "steps on labels", "MB", "seeds"]
-    head = ["entry", "test", "worst seed", versus, "best", *goal, *costs]
-    rows = [
-        _cells(entry, results, baseline if entry.label != baseline else "", suite)
-        if results.runs[entry.label]
-        else [entry.label, "no run ended", *[""] * (len(head) - 2)]
-        for entry in _ordered(group, results)
-    ]
-    return [head, *rows]
+    head = ["entry", "test", "worst seed", versus, "best"]
+    if suite.target is not None:
+        target = _target(suite, results.task)
+        head += [f"rounds to {target}", f"MB to {target}", f"s to {target}"]
+    head += ["rounds", "steps on labels", "MB", "seeds"]
+    table = [head]
+    for entry in _ordered(group, results):
+        if results.runs[entry.label]:
+            other = "" if entry.label == baseline else baseline
+            table.append(_cells(entry, results, other, suite))
+        else:
+            table.append([entry.label, "no run ended", *[""] * (len(head) - 2)])
+    return table
 
 
 def latex(suite: Suite, results: Results) -> list[str]:
@@ -184,13 +183,15 @@ def latex(suite: Suite, results: Results) -> list[str]:
     lines = [f"% {suite.title}: mean and standard deviation over seeds; 95 % intervals."]
     for group in suite.groups:
         head, *rows = table_of(group, results, suite)
-        shown = [0, 1, 3]
+        shown = itemgetter(0, 1, 3)
         lines += ["", f"% {group.title}", r"\begin{tabular}{lll}", r"\toprule"]
-        lines += [" & ".join(_escaped(head[column]) for column in shown) + r" \\", r"\midrule"]
-        for row in rows:
-            lines.append(" & ".join(_escaped(row[column]) for column in shown) + r" \\")
+        lines += [_tex_line(shown(head)), r"\midrule", *map(_tex_line, map(shown, rows))]
         lines += [r"\bottomrule", r"\end{tabular}"]
     return lines
+
+
+def _tex_line(cells: Iterable[str]) -> str:
+    return " & ".join(map(_escaped, cells)) + r" \\"
 
 
 def _escaped(text: str) -> str:
@@ -206,14 +207,14 @@ def _target(suite: Suite, task: Task) -> str:
 
 def _ordered(group: SuiteGroup, results: Results) -> list[SuiteEntry]:
     """First the bounds, then the methods, the best mean first."""
-    sign = -1 if results.task.larger_is_better else 1
 
-    def place(entry: SuiteEntry) -> tuple[bool, float]:
-        values = list(results.values(entry.label).values())
-        is_method = entry.role == "method"
-        return is_method, sign * statistics.fmean(values) if is_method and values else 0.0
+    def goodness(entry: SuiteEntry) -> float:
+        if entry.role == "bound":
+            return math.inf
+        mean = statistics.fmean(results.values(entry.label).values() or [0.0])
+        return mean if results.task.larger_is_better else -mean
 
-    return sorted(group.entries, key=place)
+    return sorted(group.entries, key=goodness, reverse=True)
 
 
 def _cells(entry: SuiteEntry, results: Results, baseline: str, suite: Suite) -> list[str]:
@@ -274,13 +275,9 @@ def _goal_cells(runs: Sequence[Row]) -> list[str]:
     middle = median_to_target(rounds)
     if not math.isfinite(middle):
         return [f"not reached{share}", "", ""]
-    megabytes = median_to_target([row["bytes_to_target"] / 1e6 for row in runs])
+    sent = median_to_target([row["bytes_to_target"] for row in runs])
     seconds = median_to_target([row["seconds_to_target"] for row in runs])
-    return [
-        f"{middle:.0f}{share}",
-        _number(megabytes),
-        _number(seconds) if math.isfinite(seconds) else "",
-    ]
+    return [f"{middle:.0f}{share}", _number(sent / 1e6), _number(seconds)]
 
 
 def median_to_target(costs: Sequence[float]) -> float:
@@ -300,13 +297,14 @@ def median_to_target(costs: Sequence[float]) -> float:
 def _spread(task: Task, by_seed: Mapping[int, float]) -> str:
     """Mean ± standard deviation; the mean alone of one value."""
     values = [*by_seed.values()]
-    deviation = f" ± {task.shown(statistics.stdev(values))}" if len(values) > 1 else ""
-    return f"{task.shown(statistics.fmean(values))}{deviation}" if values else ""
+    numbers = [statistics.fmean(values)] if values else []
+    numbers += [statistics.stdev(values)] if len(values) > 1 else []
+    return " ± ".join(map(task.shown, numbers))
 
 
 def _number(value: float) -> str:
-    """A number with at least three significant digits; an empty text for 0."""
-    if value == 0:
+    """A number with at least three significant digits; an empty text for 0 and infinity."""
+    if value == 0 or math.isinf(value):
         return ""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
@@ -338,9 +336,5 @@ def _plain(row: Row) -> dict[str, str]:
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write rows; the columns are those of all rows, in the order in which they first appear."""
-    columns = list(dict.fromkeys(name for row in rows or [{"label": ""}] for name in row))
+    columns = list(dict.fromkeys(chain(*rows))) or ["label"]
     write_table(path, [columns, *([row.get(name, "") for name in columns] for row in rows)])
-
-
-def _write_text(path: Path, text: str) -> None:
-    replace_file(path, lambda new: new.write_text(text, encoding="utf-8"))

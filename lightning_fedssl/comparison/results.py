@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Sequence
+from contextlib import suppress
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from lightning_fedssl.storage.files import versions
 
 if TYPE_CHECKING:
     from lightning_fedssl.task import Task
@@ -24,14 +27,6 @@ _LABELS = {
 and the time."""
 
 
-def versions(folder: Path) -> list[Path]:
-    """The version folders below a ``default_root_dir``, oldest first; a resumed run has several."""
-    found = (
-        path for path in (folder / "lightning_logs").glob("version_*") if path.name[8:].isdecimal()
-    )
-    return sorted(found, key=lambda path: int(path.name[8:]))
-
-
 def rounds(folder: Path) -> list[Row]:
     """The scalars of every round, in order.
 
@@ -43,7 +38,7 @@ def rounds(folder: Path) -> list[Row]:
     merged: dict[int, Row] = {}
     for version in versions(folder):
         for row in _rows(version / "metrics.csv"):
-            merged[int(row["step"])] = merged.get(int(row["step"]), {}) | row
+            merged.setdefault(int(row["step"]), {}).update(row)
     return [merged[step] for step in sorted(merged)]
 
 
@@ -72,7 +67,7 @@ def curve(rows: Sequence[Row], task: Task) -> list[Row]:
         sent += _bytes(row)
         if f"val/{task.monitor}" in row:
             point = {"round": row["step"], task.monitor: row[f"val/{task.monitor}"], "bytes": sent}
-            found.append(point | {"seconds": row.get("system/seconds", math.nan)})
+            found.append(point | {"seconds": row.get("system/seconds", nan)})
     return found
 
 
@@ -82,14 +77,12 @@ def pseudo_labels(rows: Sequence[Row]) -> list[Row]:
     Args:
         rows: The scalars of a run's rounds, in order.
     """
-    return [
-        {
-            "round": row["step"],
-            **{column: row.get(name, math.nan) for column, name in _LABELS.items()},
-        }
-        for row in rows
-        if row.keys() & {*_LABELS.values()} - {"time/round_s"}
-    ]
+    found = []
+    for row in rows:
+        if row.keys() & {*_LABELS.values()} - {"time/round_s"}:
+            values = {column: row.get(name, nan) for column, name in _LABELS.items()}
+            found.append({"round": row["step"], **values})
+    return found
 
 
 def summary(rows: Sequence[Row], task: Task, target: float | None = None) -> Row:
@@ -101,32 +94,31 @@ def summary(rows: Sequence[Row], task: Task, target: float | None = None) -> Row
         target: A value of the task's first metric on the validation images; the costs are those of
             the first round that is as good.
     """
-    metric = task.monitor
+    metric, last = task.monitor, rows[-1]
     sign = 1 if task.larger_is_better else -1
     points = curve(rows, task)
     best = max(points, key=lambda point: sign * point[metric], default={})
     goal = next((p for p in points if target is not None and sign * p[metric] >= sign * target), {})
     return {
-        "rounds": rows[-1]["step"],
-        f"test_{metric}": rows[-1].get(f"test/{metric}", math.nan),
-        "test_loss": rows[-1].get("test/loss", math.nan),
-        f"best_{metric}": best.get(metric, math.nan),
-        "best_round": best.get("round", math.nan),
-        "target": math.nan if target is None else target,
-        **{f"{cost}_to_target": goal.get(name, math.nan) for cost, name in _COSTS.items()},
+        "rounds": last["step"],
+        f"test_{metric}": last.get(f"test/{metric}", nan),
+        "test_loss": last.get("test/loss", nan),
+        f"best_{metric}": best.get(metric, nan),
+        "best_round": best.get("round", nan),
+        "target": nan if target is None else target,
+        **{f"{cost}_to_target": goal.get(name, nan) for cost, name in _COSTS.items()},
         "server_steps": _total(rows, "server/steps"),
         "client_steps": _total(rows, "client/steps"),
         "bytes": sum(map(_bytes, rows)),
-        "simulated_seconds": rows[-1].get(
-            "system/seconds", math.nan
-        ),  # logged as a sum over the rounds so far
+        # Logged as a sum over the rounds so far.
+        "simulated_seconds": last.get("system/seconds", nan),
         "wall_seconds": sum(row.get("time/round_s", 0.0) for row in rows),
     }
 
 
 def _total(rows: Sequence[Row], name: str) -> float:
     """The sum of a scalar over the rounds; NaN for a run of a version that did not log it."""
-    return sum(row.get(name, math.nan) for row in rows)
+    return sum(row.get(name, nan) for row in rows)
 
 
 _COSTS = {"rounds": "round", "bytes": "bytes", "seconds": "seconds"}
@@ -144,12 +136,10 @@ def _rows(path: Path) -> list[Row]:
     if not path.is_file():
         return []
     text = path.read_text(encoding="utf-8", errors="replace")
-    rows = list(map(_numbers, csv.DictReader(text[: text.rfind("\n") + 1].splitlines())))
-    return [row for row in rows if row.get("step", math.nan).is_integer()]
-
-
-def _numbers(row: dict[str, str]) -> Row:
-    try:
-        return {name: float(value) for name, value in row.items() if value}
-    except (TypeError, ValueError):
-        return {}
+    rows = []
+    for row in csv.DictReader(text[: text.rfind("\n") + 1].splitlines()):
+        with suppress(TypeError, ValueError):
+            numbers = {name: float(value) for name, value in row.items() if value}
+            if numbers.get("step", nan).is_integer():
+                rows.append(numbers)
+    return rows

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+Keys = dict[str, Any]
+"""Keys of a configuration with their values, nested or with dots."""
+
 TAKEN = {"seed_everything": "seeds", "trainer.default_root_dir": "--output"}
 """Keys that the comparison sets for every run, and what to use instead."""
 
@@ -28,7 +31,7 @@ class SuiteEntry:
     label: str
     config: str | list[str]
     role: Literal["method", "bound"] = "method"
-    overrides: dict[str, Any] = field(default_factory=dict)
+    overrides: Keys = field(default_factory=dict)
 
     @property
     def files(self) -> list[str]:
@@ -51,7 +54,7 @@ class SuiteGroup:
 
     title: str
     entries: list[SuiteEntry]
-    overrides: dict[str, Any] = field(default_factory=dict)
+    overrides: Keys = field(default_factory=dict)
     note: str = ""
 
 
@@ -78,7 +81,7 @@ class Suite:
     groups: list[SuiteGroup]
     seeds: list[int] = field(default_factory=lambda: [0])
     target: float | None = None
-    overrides: dict[str, Any] = field(default_factory=dict)
+    overrides: Keys = field(default_factory=dict)
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -103,13 +106,12 @@ class Suite:
         for place, values in named.items():
             if doubled := [value for value, count in Counter(values).items() if count > 1]:
                 yield f"{place}: {doubled[0]!r} is there twice; give each its own"
-        places = {
-            "overrides": self.overrides,
-            **{group.title: group.overrides for group in self.groups},
-        }
-        for place, overrides in (
-            places | {entry.label: entry.overrides for entry in self.entries}
-        ).items():
+        places = {"overrides": self.overrides}
+        for group in self.groups:
+            places[group.title] = group.overrides
+            for entry in group.entries:
+                places[entry.label] = entry.overrides
+        for place, overrides in places.items():
             for key, remedy in TAKEN.items():
                 if _has(overrides, key):
                     yield (
@@ -118,7 +120,7 @@ class Suite:
                     )
 
 
-def _has(overrides: dict[str, Any], key: str) -> bool:
+def _has(overrides: Keys, key: str) -> bool:
     """Whether overrides have a key, nested or with dots."""
     parent, _, rest = key.partition(".")
     inner = overrides.get(parent)

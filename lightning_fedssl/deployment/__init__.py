@@ -5,3 +5,9 @@
 compares what a node sends with what it expects. ``server`` is the side of the server, ``node`` that
 of the clients.
 """
+
+from collections.abc import Mapping
+from typing import Any
+
+Settings = Mapping[str, Any]
+"""Values by name: those of a message, or of one of Flower's configurations."""

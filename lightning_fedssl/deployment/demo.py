@@ -33,13 +33,11 @@ class LocalFederation:
         text = f'[superlink]\ndefault = "local"\n[superlink.local]\n{link}'
         (self.folder / "home" / "config.toml").write_text(text, encoding="utf-8")
         # Flower starts its programs by name, so they must be in the path.
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        home = str(self.folder / "home")
         self.environment = {
             **os.environ,
-            "FLWR_HOME": home,
+            "FLWR_HOME": str(self.folder / "home"),
             "FLWR_TELEMETRY_ENABLED": "0",
-            "PATH": path,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         }
 
     def __enter__(self) -> LocalFederation:
@@ -52,18 +50,10 @@ class LocalFederation:
     def start_server(self) -> None:
         """Start the SuperLink, and wait until it listens."""
         certificates = {"certfile": "server.pem", "keyfile": "server.key", "ca-certfile": "ca.crt"}
-        options = [
-            part
-            for key, name in certificates.items()
-            for part in (f"--ssl-{key}", str(self.folder / name))
-        ]
-        options += [
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-            "--disable-runtime-dependency-installation",
-        ]
+        options = ["--host", "127.0.0.1", "--port", str(self.port)]
+        options.append("--disable-runtime-dependency-installation")
+        for key, name in certificates.items():
+            options += [f"--ssl-{key}", str(self.folder / name)]
         # Without a database a SuperLink that restarts does not know the nodes that are connected.
         self.start(
             "server", "flower-superlink", *options, "--database", str(self.folder / "superlink.db")
@@ -71,16 +61,14 @@ class LocalFederation:
         while not _listens(self.port) and self.processes["server"].poll() is None:
             time.sleep(0.2)
 
-    def start_node(self, name: str, node_config: str, port: int | None = None) -> None:
+    def start_node(self, name: str, node_config: str) -> None:
         """Start a SuperNode, which waits for the SuperLink.
 
         Args:
             name: The name of its log.
             node_config: Flower's node configuration, such as ``client=0``.
-            port: The port of the SuperLink or of a proxy of it; that of :meth:`start_server` if
-                left out.
         """
-        link = f"127.0.0.1:{port or self.port}"
+        link = f"127.0.0.1:{self.port}"
         ca = str(self.folder / "ca.crt")
         own = ["--port", str(free_port()), "--node-config", node_config]
         self.start(name, "flower-supernode", "--root-certificates", ca, "--superlink", link, *own)

@@ -51,10 +51,10 @@ def to_records(
 
 def read_order(records: RecordDict) -> tuple[State, dict[str, Any]]:
     """The tensors and values of a message of the server, which nodes trust."""
-    arrays = records.array_records["tensors"]
-    return {n: torch.from_numpy(np.array(a.numpy())) for n, a in arrays.items()}, dict(
-        records.config_records["values"]
-    )
+    tensors = {}
+    for name, array in records.array_records["tensors"].items():
+        tensors[name] = torch.from_numpy(np.array(array.numpy()))
+    return tensors, dict(records.config_records["values"])
 
 
 def read_answer(
@@ -74,8 +74,8 @@ def read_answer(
     try:
         if answer.has_error():
             raise MessageError(f"failed: {shown(answer.error.reason)}")
-        found = [answer.content.config_records["values"].get(name) for name in numbers]
         content = answer.content
+        found = list(map(content.config_records["values"].get, numbers))
         for name, number in zip(numbers, found, strict=True):
             if type(number) is not int or not 0 <= number <= LARGEST:
                 raise MessageError(f"its value {name!r} is {shown(number)}")
@@ -135,12 +135,11 @@ def pack_moments(moments: Mapping[str, Moments]) -> State:
     """Batch-norm moments as tensors, under the names of the ledger: ``moments.LAYER.count``,
     ``mean``, ``variance``.
     """
-    named = [
-        (f"moments.{layer}.{part}", t)
-        for layer, m in moments.items()
-        for part, t in m._asdict().items()
-    ]
-    return {name: torch.as_tensor(value) for name, value in named}
+    packed = {}
+    for layer, of_layer in moments.items():
+        for part, value in of_layer._asdict().items():
+            packed[f"moments.{layer}.{part}"] = torch.as_tensor(value)
+    return packed
 
 
 def unpack_moments(tensors: State, of_two: Mapping[str, Moments], images: int) -> LayerMoments:
@@ -158,9 +157,7 @@ def unpack_moments(tensors: State, of_two: Mapping[str, Moments], images: int) -
         raise MessageError(f"it has {'no ' * (not tensors)}moments of {images} images")
     found = {}
     for layer, two in of_two.items() if tensors else ():
-        count, mean, variance = (
-            tensors[f"moments.{layer}.{part}"] for part in ("count", "mean", "variance")
-        )
+        count, mean, variance = (tensors[f"moments.{layer}.{part}"] for part in Moments._fields)
         valid = mean.isfinite().all() and variance.isfinite().all() and float(variance.min()) >= 0
         if int(count) * 2 != images * two.count or not valid:
             raise MessageError(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,11 +16,13 @@ import safetensors.torch
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from torch import Tensor
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import FedSHVR
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.deployment import Settings
 from lightning_fedssl.deployment.messages import (
     FOR_STATISTICS,
     LAST_ROUND,
@@ -31,7 +33,15 @@ from lightning_fedssl.deployment.messages import (
 from lightning_fedssl.deployment.obstacles import refuse_undeployable
 from lightning_fedssl.distributed import launch
 from lightning_fedssl.functional.averaging import Sizes, State
-from lightning_fedssl.functional.by_name import only, unprefixed, without
+from lightning_fedssl.functional.by_name import (
+    copied,
+    mapped,
+    only,
+    prefixed,
+    taken,
+    unprefixed,
+    without,
+)
 from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.local_training import LocalTrainingObserver, sequential
@@ -73,10 +83,10 @@ class PartOfDataSet:
     def __init__(self, datamodule: FederatedDataModule, client: int) -> None:
         self.client = client
         data = datamodule.local_data(client, 0)
-        numbers = torch.arange(len(data.labeled) + len(data.unlabeled), device=data.images.device)
         images = data.images.index_select(0, torch.cat([data.labeled, data.unlabeled]))
-        own = numbers[: len(data.labeled)], numbers[len(data.labeled) :]
-        self._data = replace(data, images=images, labeled=own[0], unlabeled=own[1])
+        numbers = torch.arange(len(images), device=images.device)
+        labeled, unlabeled = numbers.split([len(data.labeled), len(data.unlabeled)])
+        self._data = replace(data, images=images, labeled=labeled, unlabeled=unlabeled)
         self._views = {
             dtype: datamodule.local_data(0, 0, dtype).views
             for dtype in (torch.float32, torch.float64)
@@ -169,18 +179,13 @@ class Node:
         data = self.data.local_data(order.get("round", 0), self.trainer.dtype)
         values = {"client": self.data.client, "round": order.get("round", 0)}
         if kind == "describe":
-            return to_records(
-                {}, values | {"labeled": len(data.labeled), "unlabeled": len(data.unlabeled)}
-            )
+            counts = {"labeled": len(data.labeled), "unlabeled": len(data.unlabeled)}
+            return to_records({}, values | counts)
         self._begin_run(order["run"])
-        with launch.settings(
-            self.trainer.fabric.device, self.trainer.deterministic, self.trainer.precision
-        ):
-            return (
-                self._train(order, tensors, data)
-                if kind == "train"
-                else self._measure(order, tensors, data)
-            )
+        work = self._train if kind == "train" else self._measure
+        trainer = self.trainer
+        with launch.settings(trainer.fabric.device, trainer.deterministic, trainer.precision):
+            return work(order, tensors, data)
 
     def _begin_run(self, run: int) -> None:
         """Make the folder of a run, and remove those of other runs."""
@@ -190,7 +195,7 @@ class Node:
             if other != self._files:
                 shutil.rmtree(other)
 
-    def _measure(self, order: Mapping[str, Any], tensors: State, data: LocalData) -> RecordDict:
+    def _measure(self, order: Settings, tensors: State, data: LocalData) -> RecordDict:
         """Measure the client's moments.
 
         The weights stay here, as training may start from the same.
@@ -202,41 +207,39 @@ class Node:
             moments = measure_moments(self.algorithm, data, order["batch_size"])
         return to_records(pack_moments(moments), {"client": data.party, "round": order["round"]})
 
-    def _train(self, order: Mapping[str, Any], received: State, data: LocalData) -> RecordDict:
+    def _train(self, order: Settings, received: State, data: LocalData) -> RecordDict:
         """Train the client, and store its state."""
-        algorithm = self.algorithm
-        client = data.party
+        algorithm, fabric = self.algorithm, self.trainer.fabric
+        client, number = data.party, data.round
         accepted = order["accepted"]
         result_names = order["result"]
-        received = {**((self._load("weights") or {}) if order["holds_weights"] else {}), **received}
-        self._save(f"{data.round}-received", received)
+        if order["holds_weights"]:
+            received = {**(self._load("weights") or {}), **received}
+        self._save(f"{number}-received", received)
         for file in self._files.glob("*-*"):
-            if file.name.partition("-")[0] not in (str(accepted), str(data.round)):
+            if file.name.partition("-")[0] not in (str(accepted), str(number)):
                 file.unlink()
         state = self._load(f"{accepted}-state") if accepted else {}
         if state is None:
             _log.warning(
                 "round %d: client %d begins again without its state, which is lost",
-                data.round,
+                number,
                 client,
             )
         algorithm.clients = ClientStore()
         algorithm.clients.load_state_dict({client: state or {}})
         before = self._load(f"{accepted}-received") if result_names and state is not None else None
         if before is not None and isinstance(algorithm, FedSHVR):
-            result = {
-                n: received[n if n in received else n.removeprefix(LAST_ROUND)]
-                for n in result_names
-            }
+            result = taken(prefixed(LAST_ROUND, received) | received, result_names)
             self._begin_round(accepted, before)
-            algorithm.on_result(client, self._on_device(result))
+            algorithm.on_result(client, fabric.to_device(result))
         model = without(received, result_names)
-        self._begin_round(data.round, model)
+        self._begin_round(number, model)
         collector = MetricCollector()
-        seen = _Received(self._on_device(model), collector)
+        seen = _Received(fabric.to_device(model), collector)
         max_steps = 1 if self.trainer.fast_dev_run else None
         phase = sequential.ClientPhase(
-            algorithm, self.optimizer, self.trainer.fabric, seen, max_steps, server=seen
+            algorithm, self.optimizer, fabric, seen, max_steps, server=seen
         )
         updates = sequential.train_clients(phase, [data])
         with algorithm.scalars.redirected(collector.update):
@@ -246,20 +249,18 @@ class Node:
         algorithm.clients.commit(client)
         scalars = {name: pair for name, pair in collector.sums().items() if pair[1]}
         samples, steps = (update.num_samples, update.num_steps) if update else (0, 0)
-        text = "".join(
-            f", {name} {total / weight:.4g}" for name, (total, weight) in scalars.items()
-        )
-        _log.info("round %d: client %d made %d steps%s", data.round, client, steps, text)
+        parts = [f"round {number}: client {client} made {steps} steps"]
+        for name, (total, weight) in scalars.items():
+            parts.append(f"{name} {total / weight:.4g}")
+        _log.info(", ".join(parts))
         kept = algorithm.clients.of(client)
         at_server = getattr(algorithm, "server_keeps", ())
         here = {name: t for name, t in kept.items() if name.partition(".")[0] not in at_server}
-        self._save(f"{data.round}-state", here)
-        values = {"client": client, "round": data.round, "num_samples": samples, "num_steps": steps}
-        sent = (
-            {**update.parameters, **update.buffers, **named_payload(update.payload)}
-            if update
-            else {}
-        )
+        self._save(f"{number}-state", here)
+        values = {"client": client, "round": number, "num_samples": samples, "num_steps": steps}
+        sent: State = {}
+        if update:
+            sent = {**update.parameters, **update.buffers, **named_payload(update.payload)}
         return to_records(sent, values, scalars if self.send_scalars else {})
 
     def _begin_round(self, round_index: int, model: State) -> None:
@@ -267,12 +268,9 @@ class Node:
         model.
         """
         algorithm = self.algorithm
-        server = self.algorithm.server
+        server = algorithm.server
         max_rounds = self.trainer.max_rounds
-        server.update(
-            only(model, server.parameters),
-            only(model, server.buffers),
-        )
+        server.update(only(model, server.parameters), only(model, server.buffers))
         set_learning_rates(algorithm, [self.optimizer], round_index, max_rounds)
         algorithm.current_round = Round(
             round_index,
@@ -282,14 +280,9 @@ class Node:
             client_lr=float(self.optimizer.param_groups[0]["lr"]),
         )
 
-    def _on_device(self, state: State) -> State:
-        return {name: t.to(self.trainer.fabric.device) for name, t in state.items()}
-
     def _save(self, name: str, tensors: State) -> None:
         """Store tensors in a file that only this user may read; one atomic operation."""
-        separate = {
-            n: t.detach().cpu().clone().contiguous() for n, t in tensors.items()
-        }  # no shared memory
+        separate = mapped(Tensor.contiguous, copied(tensors))  # no shared memory
         partial = self._files / f"{name}.partial"
         partial.touch(mode=0o600)
         partial.write_bytes(safetensors.torch.save(separate))
@@ -311,7 +304,7 @@ class NodeError(Exception):
 
 
 def make_client_app(
-    make_node: Callable[[Mapping[str, Any], Mapping[str, Any]], Node], mods: list[Any] | None = None
+    make_node: Callable[[Settings, Settings], Node], mods: list[Any] | None = None
 ) -> ClientApp:
     """The ClientApp of a deployment. Flower starts a process for each message, which makes the node
     anew.

@@ -32,6 +32,9 @@ from lightning_fedssl.data.sources.reading import NO_LABEL, Reading
 from lightning_fedssl.deployment.obstacles import refuse_other_tasks
 from lightning_fedssl.task import check_labels
 
+Parts = tuple[Tensor, Tensor, Tensor]
+"""Labelled samples, their labels and unlabelled samples."""
+
 
 @dataclass(frozen=True, eq=False)
 class SplitOverMachines(FederatedSplit):
@@ -86,10 +89,10 @@ class ServerData(FederatedDataModule):
         clients = []
         end = len(own)
         for client in range(self.num_clients):
-            labeled, unlabeled = self.client_sizes.get(client, (0, 0))
-            numbers = torch.arange(end, end + labeled + unlabeled)
-            clients.append(ClientIndices(numbers[:labeled], numbers[labeled:]))
-            end += labeled + unlabeled
+            sizes = self.client_sizes.get(client, (0, 0))
+            numbers = torch.arange(end, end + sum(sizes))
+            clients.append(ClientIndices(*numbers.split(list(sizes))))
+            end += sum(sizes)
         labels = torch.cat([own, torch.full((end - len(own),), -1)])
         self._train = ImageSplit(self._train.images, labels)
         used = torch.cat([rows.available >= 0, torch.ones(end - len(own), dtype=torch.bool)])
@@ -150,30 +153,26 @@ class OwnData:
         images = torch.cat([labeled, unlabeled])
         if datamodule.backbone is not None:
             images = datamodule.features(images)
-        numbers = torch.arange(len(images))
+        with_label, without_label = torch.arange(len(images)).split([len(labeled), len(unlabeled)])
         self._data = LocalData(
             party=client,
             round=0,
             seed=sampling.global_seed(),
             images=images,
-            labeled=numbers[: len(labeled)],
+            labeled=with_label,
             labels=check_labels(labels, spec.num_classes, str(path)),
-            unlabeled=numbers[len(labeled) :],
+            unlabeled=without_label,
             batch_size=datamodule.client_batch_size,
             views=datamodule._make_views(),
         )
 
     def local_data(self, round_index: int, dtype: torch.dtype) -> LocalData:
         """What the client may train on in a round."""
-        data = replace(self._data, round=round_index, dtype=dtype)
-        return (
-            replace(data, views=self._datamodule._make_views(dtype))
-            if dtype == torch.float64
-            else data
-        )
+        views = self._datamodule._make_views(dtype)
+        return replace(self._data, round=round_index, dtype=dtype, views=views)
 
 
-def _read_arrays(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:
+def _read_arrays(path: Path, spec: DatasetSpec) -> Parts:
     """Labelled samples, their labels and unlabelled samples of an ``.npz`` file."""
     found = load_arrays(str(path), _KEY)
     if unknown := sorted(found.keys() - {"labeled", "labels", "unlabeled"}):
@@ -208,7 +207,7 @@ def _as_samples(arrays: Mapping[str, Any], name: str, path: Path, spec: DatasetS
     return as_values(as_tensor(array), name, str(path))
 
 
-def _read_folder(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:
+def _read_folder(path: Path, spec: DatasetSpec) -> Parts:
     """Labelled images, their labels and unlabelled images of a folder, each in the order of the
     files' names.
     """
@@ -225,7 +224,7 @@ def _read_folder(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]
     return _read_images(path, labeled, unlabeled, spec)
 
 
-def _read_table(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:
+def _read_table(path: Path, spec: DatasetSpec) -> Parts:
     """Labelled images, their labels and unlabelled images of a CSV file, whose file names are
     relative to it.
     """
@@ -238,7 +237,7 @@ def _read_table(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:
 
 def _read_images(
     path: Path, labeled: Sequence[tuple[Path, str]], unlabeled: Sequence[Path], spec: DatasetSpec
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Parts:
     """Labelled images, their labels and unlabelled images."""
     if unknown := [name for _, name in labeled if name not in spec.class_names]:
         raise ValueError(
@@ -269,10 +268,10 @@ def module_of_spec(path: Path) -> type[FederatedDataModule]:
     Args:
         path: What :func:`save_spec` wrote.
     """
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    values: dict[str, Any] = {
-        name: tuple(v) if isinstance(v, list) else v for name, v in found.items()
-    }
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    for name, value in values.items():
+        if isinstance(value, list):
+            values[name] = tuple(value)
     spec = DatasetSpec(**values)
 
     class Described(DataSource):

@@ -22,6 +22,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import FedSHVR
 from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.deployment import Settings
 from lightning_fedssl.deployment.messages import (
     FOR_STATISTICS,
     LAST_ROUND,
@@ -36,7 +37,15 @@ from lightning_fedssl.deployment.obstacles import refuse_callbacks, refuse_undep
 from lightning_fedssl.deployment.own_data import ServerData
 from lightning_fedssl.functional.averaging import State, sizes_of
 from lightning_fedssl.functional.batch_norm import LayerMoments, local_moments
-from lightning_fedssl.functional.by_name import copied, only, prefixed, without
+from lightning_fedssl.functional.by_name import (
+    below,
+    copied,
+    only,
+    prefixed,
+    taken,
+    unprefixed,
+    without,
+)
 from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate, named_payload
@@ -102,29 +111,27 @@ class Nodes:
         self.poll = poll
         self.sizes: dict[int, tuple[int, int]] = {}
         self._owner: dict[int, int] = {}
-        self._asked: dict[int, str] = {}
-        self._waits: dict[int, float] = {}
+        self._asked: dict[str, int] = {}
+        self._ask_at: dict[int, float] = {}
 
     def connected(self) -> dict[int, int]:
         """The clients whose nodes are connected now, with their nodes."""
         present = set(self.grid.get_node_ids())
-        self._asked = only(self._asked, present)
-        waits = {node for node, end in self._waits.items() if time.monotonic() < end}
-        if new := sorted(present - self._asked.keys() - waits):
-            questions = [
-                Message(to_records({}, {}), node, _TYPES["describe"], ttl=self.connect_timeout)
-                for node in new
-            ]
-            self._asked |= zip(new, self.grid.push_messages(questions), strict=True)
-        asked = {question: node for node, question in self._asked.items() if question}
-        for answer in self.grid.pull_messages(list(asked)) if asked else ():
-            node = asked[answer.metadata.reply_to_message_id]
-            self._asked[node] = ""
+        self._ask_at = only(self._ask_at, present)
+        for node in sorted(present):
+            if time.monotonic() >= self._ask_at.get(node, 0.0):
+                question = Message(
+                    to_records({}, {}), node, _TYPES["describe"], ttl=self.connect_timeout
+                )
+                (number,) = self.grid.push_messages([question])
+                self._asked[number] = node
+                self._ask_at[node] = math.inf
+        for answer in self.grid.pull_messages(list(self._asked)) if self._asked else ():
+            node = self._asked.pop(answer.metadata.reply_to_message_id)
             try:
                 self._note(node, answer, present)
             except MessageError as error:
-                del self._asked[node]
-                self._waits[node] = time.monotonic() + self.ask_again
+                self._ask_at[node] = time.monotonic() + self.ask_again
                 _log.warning(
                     "a node does not name its client, and is asked again in %g s: %s",
                     self.ask_again, error,
@@ -172,12 +179,9 @@ class Nodes:
         The answers that arrive before the deadline.
         """
         nodes = self.connected()
-        ttl = self.deadline
-        sent = {
-            k: Message(order, nodes[k], _TYPES[kind], ttl=ttl)
-            for k, order in orders.items()
-            if k in nodes
-        }
+        sent = {}
+        for client, order in only(orders, nodes).items():
+            sent[client] = Message(order, nodes[client], _TYPES[kind], ttl=self.deadline)
         answers = (
             self.grid.send_and_receive(list(sent.values()), timeout=self.deadline) if sent else ()
         )
@@ -243,16 +247,14 @@ class DeployedFederation(SimulatedFederation):
 
         Delete results that no client needs any more.
         """
-        extra = self.trainer.algorithm.server.extra
         algorithm = self.trainer.algorithm
+        extra = algorithm.server.extra
         if isinstance(algorithm, FedSHVR) and (result := algorithm.result_for_clients()):
             extra[f"{_RESULT}{self.trainer.round_index}"] = copied(result)
-        waiting = {
-            f"{_RESULT}{self._accepted_round(client)}"
-            for client in range(self.trainer.datamodule.num_clients)
-        }
-        for name in [name for name in extra if name.startswith(_RESULT) and name not in waiting]:
-            del extra[name]
+        waiting = set(map(self._accepted_round, range(self.trainer.datamodule.num_clients)))
+        for name in below(_RESULT, extra):
+            if int(name.removeprefix(_RESULT)) not in waiting:
+                del extra[name]
 
     def train_clients(self) -> Iterator[ClientUpdate]:
         """Let the nodes train the cohort; the updates are yielded in the order of the cohort."""
@@ -271,73 +273,65 @@ class DeployedFederation(SimulatedFederation):
         """Measure the moments of the server here,
         and let the nodes measure those of the clients.
         """
-        algorithm = self.trainer.algorithm
+        trainer, algorithm = self.trainer, self.trainer.algorithm
         weights = prefixed(FOR_STATISTICS, algorithm.server.parameters)
-        clients = [party for party in parties if party != sampling.SERVER]
-        answers = self.nodes.ask(
-            "moments", {k: to_records(weights, self._order(k, batch_size)) for k in clients}
-        )
+        orders = {
+            party: to_records(weights, self._order(party, batch_size))
+            for party in parties
+            if party != sampling.SERVER
+        }
+        answers = self.nodes.ask("moments", orders)
         if not self._moments_of_two:
-            images = torch.zeros((2, *(algorithm.in_shape or ())), dtype=self.trainer.dtype)
-            self._moments_of_two = local_moments(algorithm, [images.to(self.trainer.fabric.device)])
+            images = torch.zeros((2, *(algorithm.in_shape or ())), dtype=trainer.dtype)
+            self._moments_of_two = local_moments(algorithm, [images.to(trainer.fabric.device)])
         for party in parties:
             if party == sampling.SERVER:
-                yield party, measure_moments(algorithm, self.trainer.local_data(party), batch_size)
+                yield party, measure_moments(algorithm, trainer.local_data(party), batch_size)
             elif party in answers:
                 self._held[party] = algorithm.server.version
                 try:
-                    _, tensors, _ = self._read(
-                        party, answers[party], pack_moments(self._moments_of_two)
-                    )
-                    yield (
-                        party,
-                        unpack_moments(tensors, self._moments_of_two, self._images_of(party)),
-                    )
+                    of_two = self._moments_of_two
+                    _, tensors, _ = self._read(party, answers[party], pack_moments(of_two))
+                    yield party, unpack_moments(tensors, of_two, self._images_of(party))
                 except MessageError as error:
                     _log.warning(
                         "round %d: client %d: %s; statistics without it",
-                        self.trainer.round_index,
+                        trainer.round_index,
                         party,
                         error,
                     )
 
     def _train_at_nodes(self, clients: Sequence[int]) -> Iterator[ClientUpdate]:
-        messages = {client: self._message(client) for client in self.reached(clients)}
-        for client, (tensors, _) in messages.items():
+        counter = self.trainer.counter
+        orders = {}
+        for client in self.reached(clients):
+            tensors, values = self._message(client)
             self.transfer(client, "down", sizes_of(tensors))
-        answers = self.nodes.ask(
-            "train", {client: to_records(*message) for client, message in messages.items()}
-        )
-        missing = set(clients) - {
-            client for client, answer in answers.items() if not answer.has_error()
-        }
-        if len(clients) - len(missing) < self.min_clients:
-            missing = set(clients)
-        self.trainer.counter.add("client/absent", len(missing))
+            orders[client] = to_records(tensors, values)
+        answers = self.nodes.ask("train", orders)
+        failed = {client: a.error.reason for client, a in answers.items() if a.has_error()}
+        answered = answers.keys() - failed
+        if len(answered) < self.min_clients:
+            answered = set()
+        counter.add("client/absent", len(clients) - len(answered))
         for client in clients:
-            if client in missing:
-                answer = answers.get(client)
-                reason = (
-                    answer.error.reason
-                    if answer is not None and answer.has_error()
-                    else "too few answers"
-                )
+            if client not in answered:
                 _log.warning(
                     "round %d goes on without client %d: %s",
                     self.trainer.round_index,
                     client,
-                    shown(reason),
+                    shown(failed.get(client, "too few answers")),
                 )
                 continue
             try:
                 update = self._receive(client, answers[client])
             except MessageError as error:
                 self.client_judged(client, f"sent a message that cannot be used: {error}")
-            else:
-                if update is not None:
-                    self.trainer.counter.add("client/trained", 1.0)
-                    self.trainer.counter.add("client/images", float(update.num_samples))
-                    yield update
+                continue
+            if update is not None:
+                counter.add("client/trained", 1.0)
+                counter.add("client/images", float(update.num_samples))
+                yield update
 
     def _order(self, client: int, batch_size: int = 0) -> dict[str, Any]:
         return {
@@ -361,11 +355,9 @@ class DeployedFederation(SimulatedFederation):
         broadcast = self._received[client] = algorithm.broadcast(client)
         counted = algorithm.download_sizes(client, broadcast)
         model = {**algorithm.server.model(), **broadcast}
-        held = (
-            broadcast.keys() - counted.keys()
-            if self._held.get(client) == algorithm.server.version
-            else set()
-        )
+        held = set()
+        if self._held.get(client) == algorithm.server.version:
+            held = broadcast.keys() - counted.keys()
         tensors = without(model, held)
         result = algorithm.server.extra.get(f"{_RESULT}{order['accepted']}", {})
         new = order["accepted"] < self.trainer.round_index - 1
@@ -384,11 +376,7 @@ class DeployedFederation(SimulatedFederation):
         found, tensors, sums = read_answer(answer, ["client", "round", *numbers], expected, scalars)
         if found[:2] != [client, self.trainer.round_index]:
             raise MessageError(f"it is of client {found[0]} in round {found[1]}")
-        return (
-            found[2:],
-            {name: t.to(self.trainer.fabric.device) for name, t in tensors.items()},
-            sums,
-        )
+        return found[2:], self.trainer.fabric.to_device(tensors), sums
 
     def _receive(self, client: int, answer: Message) -> ClientUpdate | None:
         """The update of a client, with its state and scalars staged until it is accepted.
@@ -399,32 +387,22 @@ class DeployedFederation(SimulatedFederation):
             MessageError: If the message is not what the algorithm expects.
         """
         algorithm = self.trainer.algorithm
-        server = self.trainer.algorithm.server
-        trained = only(trained_weights(algorithm), server.parameters)
+        trained = only(trained_weights(algorithm), algorithm.server.parameters)
         uploaded = algorithm.uploaded_buffers()
-        model = server.model()
-        payload = getattr(algorithm, "client_payload", {})
-        expected = {
-            **{name: model[name] for name in (*trained, *uploaded)},
-            **named_payload(payload),
-        }
+        payload = named_payload(getattr(algorithm, "client_payload", {}))
+        expected = taken(algorithm.server.model(), [*trained, *uploaded]) | payload
         (samples, steps), tensors, scalars = self._read(
             client, answer, expected, "num_samples", "num_steps"
         )
         if bool(tensors) != bool(steps):
             raise MessageError(f"it has {len(tensors)} tensors after {steps} steps")
-        parameters, buffers = (
-            {name: tensors[name] for name in names if steps} for names in (trained, uploaded)
-        )
-        further = {name: tensors[f"payload.{name}"] for name in payload if steps}
-        update = (
-            ClientUpdate(client, parameters, buffers, samples, steps, further) if steps else None
-        )
-        if (
-            update is not None
-            and (reason := check_update(algorithm, update, *self._most(client))) is not None
-        ):
-            raise MessageError(f"it {reason}")
+        update = None
+        if steps:
+            parameters, buffers = taken(tensors, trained), taken(tensors, uploaded)
+            further = unprefixed("payload.", taken(tensors, payload))
+            update = ClientUpdate(client, parameters, buffers, samples, steps, further)
+            if reason := check_update(algorithm, update, *self._most(client)):
+                raise MessageError(f"it {reason}")
         with algorithm.clients.stage(client):
             done = torch.tensor(self.trainer.round_index)
             algorithm.clients.put(client, STATE, {"accepted": done})
@@ -443,10 +421,9 @@ class DeployedFederation(SimulatedFederation):
         """
         algorithm = self.trainer.algorithm
         images = self._images_of(client)
-        epochs = math.ceil(images / self.trainer.datamodule.client_batch_size) * math.ceil(
-            algorithm.client_epochs
-        )
-        return images, algorithm.hparams.get("client_steps") or max(1, epochs)
+        batches = math.ceil(images / self.trainer.datamodule.client_batch_size)
+        steps = max(1, batches * math.ceil(algorithm.client_epochs))
+        return images, algorithm.hparams.get("client_steps") or steps
 
     def _images_of(self, client: int) -> int:
         return self._client_sizes[client] or sum(self.nodes.sizes.get(client, ()))
@@ -467,7 +444,7 @@ class DeployedFederation(SimulatedFederation):
         return int(extra.setdefault(STATE, {"run": torch.tensor(secrets.randbits(62))})["run"])
 
 
-def make_server_app(make_parts: Callable[[Mapping[str, Any]], Parts]) -> ServerApp:
+def make_server_app(make_parts: Callable[[Settings], Parts]) -> ServerApp:
     """The ServerApp of a deployment.
 
     Args:
@@ -483,7 +460,7 @@ def make_server_app(make_parts: Callable[[Mapping[str, Any]], Parts]) -> ServerA
     return app
 
 
-def fit_on_grid(grid: Grid, run_config: Mapping[str, Any], parts: Parts) -> None:
+def fit_on_grid(grid: Grid, run_config: Settings, parts: Parts) -> None:
     """Train with the nodes of a grid.
 
     Args:
@@ -554,12 +531,12 @@ def unfinished(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> Path
         _log.info("a new run begins: there is none below %s", root.resolve())
         return None
     found = checkpoint_file.load(path)
-    is_deployment = STATE in found["federation"]["extra"]
-    if not is_deployment or found["algorithm"] != type(algorithm).__name__:
-        kind = "deployment" if is_deployment else "simulation"
+    kind = "deployment" if STATE in found["federation"]["extra"] else "simulation"
+    own, saved = f"deployment of {type(algorithm).__name__}", f"{kind} of {found['algorithm']}"
+    if saved != own:
         raise ValueError(
-            f"the newest run below {root}, that of {path}, is a {kind} of {found['algorithm']}, so "
-            f"a deployment of {type(algorithm).__name__} cannot resume it: {remedy}"
+            f"the newest run below {root}, that of {path}, is a {saved}, so a {own} cannot resume "
+            f"it: {remedy}"
         )
     result = path.parent.with_name("result.json")  # written after the test
     is_tested = result.is_file() and not json.loads(result.read_text("utf-8"))["interrupted"]

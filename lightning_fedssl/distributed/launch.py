@@ -76,11 +76,9 @@ def make_fabric(
             precision="32-true" if precision == FULL else precision,
         )
     except Exception as error:
-        settings = (
-            f"accelerator {accelerator}, devices {devices}, strategy {name}, precision {precision}"
-        )
         raise ValueError(
-            f"trainer: {settings} are not available on this machine: {error}"
+            f"trainer: accelerator {accelerator}, devices {devices}, strategy {name}, precision "
+            f"{precision} are not available on this machine: {error}"
         ) from error
     # Lightning's ModelCheckpoint calls this method of the strategy; Fabric's strategies have no
     # such method.
@@ -128,18 +126,15 @@ class Report:
             self._is_here = True
             yield
             return
-        torch.set_num_threads(
-            1
-        )  # the caller's threads are not in a forked process, so none may be waited for
+        # The caller's threads are not in a forked process, so none may be waited for.
+        torch.set_num_threads(1)
         try:
             with SignalHandler():
                 yield
         except Exception as error:
-            with (
-                suppress(Exception),
-                self._error.open("xb") as file,
-            ):  # the first error is the cause of the others
-                file.write(pickle.dumps(error))  # some errors cannot be pickled
+            # The first error is the cause of the others; some errors cannot be pickled.
+            with suppress(Exception), self._error.open("xb") as file:
+                file.write(pickle.dumps(error))
             raise
         if fabric.is_global_zero:
             torch.save(outcome(), self._outcome)

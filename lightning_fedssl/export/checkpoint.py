@@ -26,19 +26,17 @@ def named_arguments(algorithm: FederatedAlgorithm) -> dict[str, Any]:
     # The checkpoint has the weights, so the file that they started from need not exist any more.
     # Inference needs no optimizer, so functions that make one are left out; a default one that the
     # command line has taken is its name.
-    given = {
-        name: value
-        for name, value in algorithm.hparams.items()
-        if not name.startswith("_")
-        and not (name.endswith("optimizer") and isinstance(value, str))
-        and name not in ("init_from", "init_except")
-        and (
-            name == "network"
-            or not inspect.isroutine(value.func if isinstance(value, partial) else value)
-        )
-    }
+    given = {}
+    for name, value in algorithm.hparams.items():
+        function = value.func if isinstance(value, partial) else value
+        makes_optimizer = name != "network" and inspect.isroutine(function)
+        is_default = name.endswith("optimizer") and isinstance(value, str)
+        unused = name.startswith("_") or name in ("init_from", "init_except")
+        if not (unused or is_default or makes_optimizer):
+            given[name] = value
+    given["task"] = algorithm.task
     sizes = {"num_classes": algorithm.num_classes, "in_shape": list(algorithm.in_shape or ())}
-    return {**named_values({**given, "task": algorithm.task}), **sizes}
+    return named_values(given) | sizes
 
 
 def network_of(path: Path, trust: Sequence[str] = ()) -> tuple[nn.Module, Description]:

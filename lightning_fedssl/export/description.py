@@ -78,7 +78,7 @@ def describe_model(
     }
 
 
-def describe_data(data: FederatedDataModule) -> dict[str, Any]:
+def describe_data(data: FederatedDataModule) -> Description:
     """The class names, the kind of input and its normalisation: without them, predictions mean
     something else.
 
@@ -120,7 +120,7 @@ def _by_name(moments: tuple[tuple[float, ...], tuple[float, ...]]) -> dict[str, 
     return {"mean": list(moments[0]), "std": list(moments[1])}
 
 
-def _named(value: Any, otherwise: dict[str, Any]) -> dict[str, Any]:
+def _named(value: Any, otherwise: Description) -> Description:
     """Class path and arguments of a network; without an import path None and the others."""
     try:
         named = named_value(value)
@@ -129,7 +129,7 @@ def _named(value: Any, otherwise: dict[str, Any]) -> dict[str, Any]:
     return {"class_path": named["class_path"], "init_args": named.get("init_args") or {}}
 
 
-def _describe_backbone(data: FederatedDataModule) -> dict[str, Any]:
+def _describe_backbone(data: FederatedDataModule) -> Description:
     """The frozen network in front of the trained one, and the samples that it takes."""
     spec = data.spec
     return {
@@ -140,7 +140,7 @@ def _describe_backbone(data: FederatedDataModule) -> dict[str, Any]:
     }
 
 
-def _describe_network(algorithm: FederatedAlgorithm, data: FederatedDataModule) -> dict[str, Any]:
+def _describe_network(algorithm: FederatedAlgorithm, data: FederatedDataModule) -> Description:
     """The configured network's class and arguments, with those that the data set."""
     own = named_values(getattr(algorithm.network, "hparams", {}))
     return {

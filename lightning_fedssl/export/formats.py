@@ -124,10 +124,12 @@ def _with_example(
     network: nn.Module, description: Description
 ) -> tuple[NormalizedNetwork, Tensor, dict[str, Any]]:
     """The network with its normalisation, two samples, and that their number may vary."""
-    mean = description["normalization"]["mean"]
-    std = description["normalization"]["std"]
     in_shape = description["network"]["in_shape"]
-    unit = description.get("target_normalization")
-    whole = NormalizedNetwork(network, mean, std, len(in_shape), unit).eval()
+    whole = NormalizedNetwork(
+        network,
+        **description["normalization"],
+        dimensions=len(in_shape),
+        unit=description.get("target_normalization"),
+    ).eval()
     images = torch.full((2, *in_shape), 0.5, dtype=whole.mean.dtype)
     return whole, images, {"images": {0: torch.export.Dim("batch")}}

@@ -10,11 +10,12 @@ from typing import Any, TypeGuard
 
 import torch
 from safetensors.torch import load_file, save
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_fedssl.export.description import Description, dtype_of
+from lightning_fedssl.functional.by_name import copied, mapped, only
 from lightning_fedssl.models import build_network
-from lightning_fedssl.storage.files import write_bytes
+from lightning_fedssl.storage.files import as_json, write_bytes
 from lightning_fedssl.storage.named_value import object_of
 
 WEIGHTS = "model.safetensors"
@@ -42,28 +43,22 @@ def save_model(network: nn.Module, description: Description, folder: Path) -> li
     Raises:
         OSError: If a file cannot be written.
     """
-    tensors = {
-        name: tensor.detach().cpu().clone().contiguous()
-        for name, tensor in network.state_dict().items()
-    }
-    metrics = {
-        name: value if is_number(value) else None for name, value in description["metrics"].items()
-    }
+    tensors = mapped(Tensor.contiguous, copied(network.state_dict()))
     built = description["network"]
     of_data = {name: built[name] for name in ("num_classes", "in_shape") if built[name]}
     contents = {
         # One key: of several the order would change from run to run.
         WEIGHTS: save(tensors, metadata={"format": "pt"}),
-        DESCRIPTION: _json({**description, "metrics": metrics, "dtype": dtype_of(network)}),
+        DESCRIPTION: _json({**description, "dtype": dtype_of(network)}),
         CONSTRUCTOR: _json({**built["init_args"], **of_data}),
     }
     for name, content in contents.items():
         write_bytes(folder / name, content)
-    return [folder / name for name in contents]
+    return list(map(folder.joinpath, contents))
 
 
 def _json(values: dict[str, Any]) -> bytes:
-    return (json.dumps(values, indent=2) + "\n").encode()
+    return f"{as_json(values, indent=2)}\n".encode()
 
 
 def load_network(folder: str | Path, trust: Sequence[str] = ()) -> tuple[nn.Module, Description]:
@@ -129,8 +124,6 @@ def build_described(network: dict[str, Any], trust: Sequence[str]) -> nn.Module:
             "built before the run), so it cannot be built again; load model.safetensors into a "
             "network of your own"
         )
-    factory = object_of(
-        {"class_path": network["class_path"], "init_args": network["init_args"]}, trust
-    )
+    factory = object_of(only(network, ("class_path", "init_args")), trust)
     out_shape = tuple(network.get("out_shape", ()))
     return build_network(factory, network["num_classes"], tuple(network["in_shape"]), out_shape)

@@ -72,8 +72,8 @@ def with_backbone(
             "the run); give data.backbone as a class, or a function, of a module"
         )
     (width,), in_shape = head["in_shape"], samples["in_shape"]
-    made = [object_of(part, trust) for part in (named, own)]
-    whole = WithBackbone(made[0], made[1], width, head["num_classes"], tuple(in_shape))
+    backbone, factory = object_of(named, trust), object_of(own, trust)
+    whole = WithBackbone(backbone, factory, width, head["num_classes"], tuple(in_shape))
     whole.head = network
     for name, values in description["normalization"].items():
         whole.get_buffer(name).copy_(torch.tensor(values))

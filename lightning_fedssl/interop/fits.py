@@ -6,7 +6,6 @@ them. Each fit takes about 30 milliseconds more than the steps themselves.
 
 from __future__ import annotations
 
-import logging
 import signal
 import threading
 import warnings
@@ -32,7 +31,7 @@ from lightning_fedssl.functional.batch_norm import accept_single_values
 from lightning_fedssl.functional.by_name import prefixed
 from lightning_fedssl.functional.frozen import freeze, personal_names
 from lightning_fedssl.interop.loaders import LoaderData, Loaders, samples_of, seeded
-from lightning_fedssl.interop.run_logger import RunLogger
+from lightning_fedssl.interop.run_logger import RunLogger, quiet
 from lightning_fedssl.local_training.sequential import loss_of
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import NetworkFactory
@@ -197,8 +196,7 @@ class FitsLightningModule(FederatedAlgorithm):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Read what :meth:`on_save_checkpoint` wrote."""
         self.network.on_load_checkpoint(checkpoint)
-        saved = checkpoint["state_dict"]
-        checkpoint["state_dict"] = prefixed("network.", saved)
+        checkpoint["state_dict"] = prefixed("network.", checkpoint["state_dict"])
 
 
 class Fit(Callback):
@@ -342,13 +340,7 @@ def federation(
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep Lightning from describing every fit."""
-    log = logging.getLogger("lightning.pytorch")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", PossibleUserWarning)
-            warnings.filterwarnings("ignore", category=FutureWarning, module=r"lightning\.pytorch")
-            yield
-    finally:
-        log.setLevel(level)
+    with quiet("lightning.pytorch"):
+        warnings.simplefilter("ignore", PossibleUserWarning)
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"lightning\.pytorch")
+        yield

@@ -58,18 +58,16 @@ class LoaderData(FederatedDataModule):
         self.sizes = [1] * len(clients)
         self.noun = "loader"
         if isinstance(clients, (list, tuple)):
-            self.sizes = [samples_of(self.loaders(client)) for client in range(len(clients))]
+            self.sizes = list(map(samples_of, map(self.loaders, range(len(clients)))))
             self.noun = "sample"
 
     def loaders(self, party: int) -> Loaders:
         """The loaders of a client, or of the server, which may have none."""
-        name = f"clients[{party}]"
-        kind = "labeled" if self.server is None else "unlabeled"
         if party == sampling.SERVER:
-            name = "server"
-            kind = "labeled"
+            name, kind = "server", "labeled"
             found = {} if self.server is None else self.server
         else:
+            name, kind = f"clients[{party}]", "labeled" if self.server is None else "unlabeled"
             found = self.clients[party]
         found = dict(found) if isinstance(found, Mapping) else {kind: found}
         for kind, loader in found.items():
@@ -93,8 +91,7 @@ class LoaderData(FederatedDataModule):
 
     def local_data(self, party: int, round_index: int, *args: Any) -> LocalData:
         """Party, round and seed; no samples."""
-        none = self.none
-        views = cast(Any, None)
+        none, views = self.none, cast(Any, None)
         return LocalData(party, round_index, self.seed, none, none, none, none, 1, views)
 
     @property
@@ -170,7 +167,7 @@ def seeded(key: int, loaders: Loaders) -> Iterator[None]:
         owners = [*loaders.values()]
         for name in ("sampler", "batch_sampler", "sampler"):
             owners += [getattr(owner, name, None) for owner in owners]
-        for generator in (getattr(owner, "generator", None) for owner in owners):
-            if generator is not None:
-                generator.manual_seed(key)
+        for owner in owners:
+            if getattr(owner, "generator", None) is not None:
+                owner.generator.manual_seed(key)
         yield

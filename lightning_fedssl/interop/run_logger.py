@@ -1,7 +1,11 @@
-"""The run's logger as ``self.logger`` of a LightningModule."""
+"""The run's logger as ``self.logger`` of a LightningModule; Lightning's own loggers kept quiet."""
 
 from __future__ import annotations
 
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch.loggers.logger import Logger
@@ -33,3 +37,20 @@ class RunLogger(Logger):
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: the run has logged its own."""
+
+
+@contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Inside, a logger of Lightning's shows errors alone; filters of warnings last as long.
+
+    Args:
+        name: The logger.
+    """
+    log = logging.getLogger(name)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        log.setLevel(level)

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain, zip_longest
 from typing import Literal, Protocol, get_args
 
 import torch
@@ -101,10 +102,8 @@ class PresentAUROC(MulticlassAUROC):
         """
         if not self.is_defined:
             return torch.tensor(torch.nan, dtype=torch.float64)
-        labels = dim_zero_cat(self.target)
-        return torch.as_tensor(super().compute())[
-            labels.bincount(minlength=self.num_classes) > 0
-        ].mean()
+        present = dim_zero_cat(self.target).bincount(minlength=self.num_classes) > 0
+        return torch.as_tensor(super().compute())[present].mean()
 
 
 class PresentRecall(MulticlassRecall):
@@ -242,11 +241,10 @@ class EvaluationMetrics:
             ValueError: If a metric's value is no number, vector or matrix.
         """
         if self._ranks > 1:
-            shares = gather(self._batches)
-            for index in range(max(map(len, shares))):  # rank r has the batches r, r + ranks, ...
-                for share in shares:
-                    if index < len(share):
-                        self._feed(*share[index])
+            # Rank r has the batches r, r + ranks, ...
+            for batch in chain(*zip_longest(*gather(self._batches))):
+                if batch is not None:
+                    self._feed(*batch)
         if not self._seen:
             return {}
         values = {}
@@ -299,8 +297,9 @@ def scalars(values: dict[str, Tensor]) -> Metrics:
         if value.dim() == 0:
             found[name] = float(value)
         elif value.dim() == 1:
-            numbers = {f"{name}/class_{k}": number for k, number in enumerate(value.tolist())}
-            found |= {key: number for key, number in numbers.items() if not math.isnan(number)}
+            for k, number in enumerate(value.tolist()):
+                if not math.isnan(number):
+                    found[f"{name}/class_{k}"] = number
     return found
 
 
@@ -323,9 +322,9 @@ def _make(chosen: str | Callable[..., Metric], num_classes: int) -> tuple[str, M
         metric.validate_args = False  # a check would wait for the device at every batch
         metric.set_dtype(torch.float64)
         return chosen, metric
-    return _snake_case(re.sub("^Multi(class|label)", "", type(metric).__name__)), metric
+    return snake_case(re.sub("^Multi(class|label)", "", type(metric).__name__)), metric
 
 
-def _snake_case(name: str) -> str:
-    """``CohenKappa`` as ``cohen_kappa``."""
+def snake_case(name: str) -> str:
+    """The name of a class as that of a module: ``CohenKappa`` as ``cohen_kappa``."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_fedssl.functional.by_name import places
+from lightning_fedssl.functional.by_name import mapped, places
 from lightning_fedssl.functional.device_copies import copy_to_cpu
 
 Metrics = dict[str, float]
@@ -105,41 +106,33 @@ class MetricCollector:
 
     def weight(self, name: str) -> float:
         """The weight collected so far on this rank; 0 if there is none."""
-        of_clients = sum(
-            float(weight)
-            for _, entries in self._accepted
-            for known, _, weight in entries
-            if known == name
-        )
-        return float(self._weights.get(name, 0.0)) + of_clients
+        total = float(self._weights.get(name, 0.0))
+        for _, entries in self._accepted:
+            for known, _, weight in entries:
+                total += float(weight) if known == name else 0.0
+        return total
 
     def sums(self) -> dict[str, tuple[float, float]]:
         """The weighted sum and the weight of every scalar on this rank."""
-        names = list(self._sums)
-        sums = list(self._sums.values())
-        weights = [torch.as_tensor(self._weights[name], dtype=torch.float64) for name in names]
-        values = list(map(float, copy_to_cpu([*sums, *weights])))
-        return {name: (values[i], values[len(names) + i]) for i, name in enumerate(names)}
+        weights = [torch.as_tensor(self._weights[name], dtype=torch.float64) for name in self._sums]
+        values = list(map(float, copy_to_cpu([*self._sums.values(), *weights])))
+        pairs = zip(values[: len(weights)], values[len(weights) :], strict=True)
+        return dict(zip(self._sums, pairs, strict=True))
 
     def take(self) -> Share:
         """What this rank has collected; the collector is empty afterwards."""
-        entries = [entry for _, of_client in self._accepted for entry in of_client]
-        values = iter(copy_to_cpu([value for _, value, _ in entries]))
-        of_clients = [
-            (
-                client,
-                [
-                    (name, float(next(values)), float(w), isinstance(w, Tensor))
-                    for name, _, w in of_client
-                ],
-            )
-            for client, of_client in self._accepted
-        ]
-        share = Share(self.sums(), of_clients)
+        values = iter(copy_to_cpu([value for _, of in self._accepted for _, value, _ in of]))
+        share = Share(self.sums(), [])
+        for client, entries in self._accepted:
+            numbers = []
+            for name, _, weight in entries:
+                is_tensor = isinstance(weight, Tensor)
+                numbers.append((name, float(next(values)), float(weight), is_tensor))
+            share.of_clients.append((client, numbers))
         self.__init__(self._ranks)  # type: ignore[misc]
         return share
 
-    def compute(self, gather: Gather, order: Sequence[int] | None = None) -> Metrics:
+    def compute(self, gather: Gather, order: Sequence[int] = ()) -> Metrics:
         """The means over all ranks; the collector is empty afterwards.
 
         Args:
@@ -149,7 +142,7 @@ class MetricCollector:
         return means_of(gather(self.take()), order)
 
 
-def means_of(shares: Sequence[Share], order: Sequence[int] | None = None) -> Metrics:
+def means_of(shares: Sequence[Share], order: Sequence[int] = ()) -> Metrics:
     """The means of the scalars that all ranks have collected.
 
     The values of clients are added one after another, as a single rank adds them. Other scalars of
@@ -161,20 +154,14 @@ def means_of(shares: Sequence[Share], order: Sequence[int] | None = None) -> Met
         order: The clients in the order in which their values are added; ascending numbers if left
             out.
     """
-    place = None if order is None else places(order)
-    clients = sorted(
-        (one for share in shares for one in share.of_clients),
-        key=lambda one: place[one[0]] if place else one[0],
-    )
+    place = places(order)
+    of_clients = list(chain(*(share.of_clients for share in shares)))
     whole = MetricCollector()
-    for name, value, weight, is_tensor in (entry for _, entries in clients for entry in entries):
-        whole._add(
-            name,
-            torch.tensor(value, dtype=torch.float64),
-            torch.tensor(weight, dtype=torch.float64) if is_tensor else weight,
-        )
+    for _, entries in sorted(of_clients, key=lambda one: place.get(one[0], one[0])):
+        for name, value, weight, is_tensor in entries:
+            whole._add(name, _detached(value), _detached(weight) if is_tensor else weight)
     totals = whole.sums()
-    for name in dict.fromkeys(name for share in shares for name in share.sums):
+    for name in dict.fromkeys(chain(*(share.sums for share in shares))):
         found = [share.sums[name] for share in shares if name in share.sums]
         repeated = len(found) == len(shares) and all(pair == found[0] for pair in found)
         for total, weight in found[:1] if repeated else found:
@@ -185,15 +172,13 @@ def means_of(shares: Sequence[Share], order: Sequence[int] | None = None) -> Met
 
 def as_tensors(metrics: Mapping[str, float]) -> dict[str, Tensor]:
     """Scalars as Lightning's callbacks expect them."""
-    return {name: torch.tensor(value, dtype=torch.float64) for name, value in metrics.items()}
+    return mapped(_detached, metrics)
 
 
 def _detached(value: Any) -> Tensor:
-    return (
-        value.detach()
-        if isinstance(value, Tensor)
-        else torch.tensor(float(value), dtype=torch.float64)
-    )
+    if isinstance(value, Tensor):
+        return value.detach()
+    return torch.tensor(float(value), dtype=torch.float64)
 
 
 class Scalars:
@@ -240,6 +225,8 @@ def totals_of(counts: Sequence[Metrics]) -> Metrics:
     Args:
         counts: The sums of each rank.
     """
-    return {
-        name: sum(part.get(name, 0.0) for part in counts) for name in sorted(set().union(*counts))
-    }
+    totals = Counter()
+    for part in counts:
+        for name, amount in part.items():
+            totals.add(name, amount)
+    return dict(sorted(totals.take().items()))

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_fedssl.functional.by_name import taken
 from lightning_fedssl.storage import state_files
 from lightning_fedssl.storage.files import write_synced
 
@@ -96,9 +97,8 @@ def _with_files(checkpoint: Checkpoint, folder: Path, names: dict[str, str]) -> 
         return checkpoint
     names.pop(SERVER, None)
     state_files.write(folder, states, names)
-    used = {party: names[party] for party in states}
-    light = {**federation, "clients": {}, "server_optimizer": {}, "states": used}
-    return {**checkpoint, "federation": light}
+    light = {"clients": {}, "server_optimizer": {}, "states": taken(names, states)}
+    return {**checkpoint, "federation": federation | light}
 
 
 def states_of(path: Path) -> Path:
@@ -176,10 +176,12 @@ def load(path: Path) -> Checkpoint:
             f"ckpt_path: {place} is missing in {path}, or has another type; use another checkpoint "
             "of the run"
         )
+    wrong = f"its round is {checkpoint['round']!r}" if checkpoint["round"] < 0 else ""
     weights = {**checkpoint["state_dict"], **checkpoint["federation"]["parameters"]}
-    odd = [name for name, tensor in weights.items() if not torch.isfinite(tensor).all()]
-    if checkpoint["round"] < 0 or odd:
-        wrong = f"{odd[0]} is not finite" if odd else f"its round is {checkpoint['round']!r}"
+    for name, tensor in weights.items():
+        if not tensor.isfinite().all():
+            wrong = f"{name} is not finite"
+    if wrong:
         raise ValueError(f"ckpt_path: {wrong} in {path}; use a checkpoint of an earlier round")
     return checkpoint
 
@@ -197,11 +199,10 @@ def find(ckpt_path: str | Path, root: Path) -> Path:
     """
     if str(ckpt_path) not in {"last", "best", "chosen"}:
         return Path(ckpt_path)
-    files = [
-        path for run in ("", "*/", "*/version_*/") for path in root.glob(f"{run}checkpoints/*.ckpt")
-    ]
-    names = {"last.ckpt", f"{ckpt_path}.ckpt"}
-    written = [path for path in files if path.name in names]
+    written: list[Path] = []
+    for run in ("", "*/", "*/version_*/"):
+        for name in {"last", str(ckpt_path)}:
+            written += root.glob(f"{run}checkpoints/{name}.ckpt")
     newest = max(written, key=lambda path: path.stat().st_mtime_ns, default=None)
     found = newest and newest.with_name(f"{ckpt_path}.ckpt")
     if found is None or not found.is_file():
@@ -230,10 +231,9 @@ def _misfit(value: Any, layout: Any, place: str) -> str | None:
     if not isinstance(value, dict):
         return place
     for key, part in layout.items():
-        any_name = isinstance(key, type)
-        for name in value if any_name else (key,):
+        for name in value if isinstance(key, type) else (key,):
             inner = f"{place}[{name!r}]"
-            if any_name and not isinstance(name, key):
+            if isinstance(key, type) and not isinstance(name, key):
                 return inner
             if wrong := _misfit(value.get(name), part, inner):
                 return wrong

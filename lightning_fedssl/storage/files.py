@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import csv
+import json
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from filelock import FileLock, Timeout
+
+from lightning_fedssl.functional.by_name import mapped
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
@@ -83,6 +87,24 @@ def write_bytes(path: Path, content: bytes) -> None:
     write_synced(path, lambda file: file.write(content))
 
 
+def as_json(value: Any, indent: int | None = None) -> str:
+    """Values as JSON; numbers that are NaN or infinite, which JSON does not have, become ``null``.
+
+    Args:
+        value: Nested dicts and lists of plain values.
+        indent: As in :func:`json.dumps`.
+    """
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return mapped(_finite, value)
+    if isinstance(value, (list, tuple)):
+        return list(map(_finite, value))
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def write_table(path: Path, rows: Iterable[Sequence[object]]) -> None:
     """Write rows as CSV, in one step as :func:`replace_file` does; the first is the head."""
 
@@ -91,6 +113,13 @@ def write_table(path: Path, rows: Iterable[Sequence[object]]) -> None:
             csv.writer(file, lineterminator="\n").writerows(rows)
 
     replace_file(path, write)
+
+
+def versions(root: Path) -> list[Path]:
+    """The folders of runs below a ``default_root_dir``, oldest first; a resumed run has several."""
+    folders = (root / "lightning_logs").glob("version_*")
+    found = [path for path in folders if path.name[8:].isdecimal()]
+    return sorted(found, key=lambda path: int(path.name[8:]))
 
 
 def lock_folder(folder: Path) -> FileLock | None:

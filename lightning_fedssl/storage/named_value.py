@@ -10,7 +10,6 @@ import functools
 import inspect
 import pkgutil
 from collections.abc import Container, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ from torch.optim import Optimizer
 from lightning_fedssl.schedules import Schedule
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.task import Task
+
+Values = dict[str, Any]
 
 _PLAIN = (int, float, bool, str, type(None))
 
@@ -56,7 +57,7 @@ def named_value(value: Any) -> Any:
     return _with_path(type(value), _constructor_arguments(value))
 
 
-def named_values(values: Mapping[str, Any]) -> dict[str, Any]:
+def named_values(values: Mapping[str, Any]) -> Values:
     """The values that :func:`named_value` can write, by name; the others are left out.
 
     Args:
@@ -102,9 +103,7 @@ def object_of(value: Any, trust: Sequence[str] = ()) -> Any:
     return functools.partial(target, **arguments) if arguments else target
 
 
-def arguments_in(
-    path: Path, trust: Sequence[str] = (), left_out: Container[str] = ()
-) -> dict[str, Any]:
+def arguments_in(path: Path, trust: Sequence[str] = (), left_out: Container[str] = ()) -> Values:
     """The arguments of a method in a checkpoint, as objects.
 
     :func:`~lightning_fedssl.export.named_arguments` wrote them.
@@ -156,7 +155,7 @@ def imported(path: Any, kinds: tuple[type, ...], trust: Sequence[str] = ()) -> A
 
 
 def _is_in(name: Any, modules: Sequence[str]) -> bool:
-    return any(f"{name}.".startswith(f"{module}.") for module in modules)
+    return f"{name}.".startswith(tuple(f"{module}." for module in modules))
 
 
 def target_of(factory: Any) -> Any:
@@ -179,20 +178,18 @@ def target_of(factory: Any) -> Any:
     return factory.func
 
 
-def _with_path(target: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _with_path(target: Any, arguments: Mapping[str, Any]) -> Values:
     path = f"{target.__module__}.{target.__qualname__}"
     try:
-        found = functools.reduce(
-            getattr, target.__qualname__.split("."), import_module(target.__module__)
-        )
-    except (AttributeError, ImportError):
+        found = pkgutil.resolve_name(f"{target.__module__}:{target.__qualname__}")
+    except (AttributeError, ImportError, ValueError):
         found = None
     if found is not target:
         raise NotNamedError(f"{path} cannot be imported by its name")
     return {"class_path": path, "init_args": named_value(arguments)}
 
 
-def _constructor_arguments(value: Any) -> dict[str, Any]:
+def _constructor_arguments(value: Any) -> Values:
     names = [
         name for name in inspect.signature(type(value)).parameters if name not in ("args", "kwargs")
     ]

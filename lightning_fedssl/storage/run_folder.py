@@ -13,7 +13,7 @@ from lightning.fabric import Fabric
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch import Tensor
 
-from lightning_fedssl.storage.files import write_table
+from lightning_fedssl.storage.files import versions, write_table
 
 
 class RunFolder:
@@ -31,7 +31,8 @@ class RunFolder:
     """
 
     def __init__(self, logger: Logger | list[Logger] | bool | None, writes: bool) -> None:
-        self.loggers = [] if isinstance(logger, bool) or not writes else _as_list(logger)
+        given = logger if isinstance(logger, list) else [logger]
+        self.loggers = [one for one in given if writes and not isinstance(one, bool | None)]
         self._wants_default = logger in (None, True) and writes
         self._log_dir: str | None = None
         self._reserved: Path | None = None
@@ -64,9 +65,12 @@ class RunFolder:
             fabric: The ranks; rank 0 chooses the folder.
         """
         if self._wants_default and not self.loggers:
-            version = reserve_version(root) if fabric.is_global_zero else 0
+            version = fabric.broadcast(reserve_version(root) if fabric.is_global_zero else 0)
             self._reserved = Path(root) / f"lightning_logs/version_{version}"
-            self.loggers = default_loggers(root, fabric.broadcast(version))
+            self.loggers = [
+                TensorBoardLogger(root, version=version, default_hp_metric=False),
+                CSVLogger(root, version=version, flush_logs_every_n_steps=1),
+            ]
         # ``experiment`` opens the files of a logger. CSV first: that logger refuses a folder that
         # is not empty.
         for logger in reversed(self.loggers):
@@ -136,24 +140,14 @@ def reserve_version(root: str) -> int:
             "give a folder that you "
             "may write to"
         ) from error
-    numbers = [int(p.name[8:]) for p in folder.glob("version_*") if p.name[8:].isdecimal()]
-    for version in count(max(numbers, default=-1) + 1):
+    before = versions(Path(root))
+    for version in count(int(before[-1].name[8:]) + 1 if before else 0):
         try:
             (folder / f"version_{version}").mkdir()
         except FileExistsError:
             continue
         return version
     raise AssertionError("count() never ends")
-
-
-def default_loggers(root: str, version: int) -> list[Logger]:
-    """TensorBoard and CSV in one folder below ``root``."""
-    board = TensorBoardLogger(root, version=version, default_hp_metric=False)
-    return [board, CSVLogger(root, version=version, flush_logs_every_n_steps=1)]
-
-
-def _as_list(logger: Logger | list[Logger] | None) -> list[Logger]:
-    return [] if logger is None else [logger] if isinstance(logger, Logger) else list(logger)
 
 
 def write_predictions(
@@ -174,17 +168,19 @@ def write_predictions(
         one_class: Whether an image has one class; if not, the columns are the values alone, under
             the names of the classes.
     """
-    names = ["file"] * bool(files)
+    names = ["image"] + ["file"] * bool(files)
+    columns = list(class_names)
+    if one_class or not columns:
+        known = columns or map(str, range(probabilities.shape[1]))
+        columns = [f"probability_{name}" for name in known]
     if one_class:
         names += ["prediction"] + ["class_name"] * bool(class_names)
-    of_values = (f"probability_{name}" if one_class else name for name in class_names)
-    columns = [*of_values] or [f"probability_{k}" for k in range(probabilities.shape[1])]
-    rows: list[list[object]] = [["image", *names, *columns]]
-    for index, (best, row) in enumerate(
-        zip(probabilities.argmax(1).tolist(), probabilities.tolist(), strict=True)
-    ):
+    rows: list[list[object]] = [[*names, *columns]]
+    most_probable = probabilities.argmax(1).tolist()
+    for index, (best, row) in enumerate(zip(most_probable, probabilities.tolist(), strict=True)):
         cells = [best, *class_names[best : best + 1]] if one_class else []
-        rows.append([index, *files[index : index + 1], *cells, *(f"{p:.6g}" for p in row)])
+        values = map("{:.6g}".format, row)
+        rows.append([index, *files[index : index + 1], *cells, *values])
     write_table(path, rows)
 
 

@@ -41,8 +41,9 @@ def write(folder: Path, states: Mapping[str, State], names: dict[str, str]) -> N
         torch.save(state, buffer)
         content = buffer.getvalue()
         names[party] = f"{party}-{_digest(content)}.pt"
-        if not (folder / names[party]).is_file():
-            write_bytes(folder / names[party], content)
+        file = folder / names[party]
+        if not file.is_file():
+            write_bytes(file, content)
 
 
 def read(path: Path) -> State:

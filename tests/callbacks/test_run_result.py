@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_fedssl.callbacks.run_result import as_json, summarize_run
+from lightning_fedssl.callbacks.run_result import summarize_run
+from lightning_fedssl.storage.files import as_json
 from lightning_fedssl.trainer import FederatedTrainer
 from tests.toy import ToyData, toy_semifl, toy_trainer
 
