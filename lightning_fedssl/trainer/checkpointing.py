@@ -418,8 +418,9 @@ def _check_settings(trainer: Run, loaded: checkpoint_file.Checkpoint, path: Path
     changed = differences(loaded["settings"], settings_of(trainer))
     if not changed:
         return
-    of_states = any(text.startswith(("trainer.precision ", "model.optimizer ")) for text in changed)
-    if trainer.allow_changed and not of_states:
+    of_states = ("trainer.precision ", "model.optimizer ", "model.aggregation_optimizer ")
+    refused = any(text.startswith(of_states) for text in changed)
+    if trainer.allow_changed and not refused:
         _log.warning("resuming %s with other settings: %s", path, ", ".join(changed))
         return
     raise ValueError(

@@ -9,11 +9,13 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.functional.by_name import without
+from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.run import Run
 from lightning_fedssl.updates.rule import UpdateRule
 
@@ -69,6 +71,8 @@ def settings_of(trainer: Run) -> Settings:
         "model.schedule": type(algorithm.schedule).__name__,
         **_flat("model.schedule", vars(algorithm.schedule)),
     }
+    if "aggregation_optimizer" in vars(algorithm):
+        found |= _of_aggregation("model.aggregation_optimizer", algorithm.aggregation_optimizer)
     return without(found, _UNIMPORTANT)
 
 
@@ -103,6 +107,13 @@ def differences(saved: Settings, now: Settings) -> list[str]:
 def _of_optimizer(key: str, optimizer: Optimizer) -> Settings:
     values = without(optimizer.defaults, _KERNELS)
     return {key: type(optimizer).__name__, **_flat(key, values)}
+
+
+def _of_aggregation(key: str, factory: Any) -> Settings:
+    """The settings of an optimizer that a method makes anew in each round; None for none."""
+    if factory is None:
+        return {key: None}
+    return _of_optimizer(key, build_optimizer(factory, [nn.Parameter(torch.zeros(1, 1))], key))
 
 
 def _flat(prefix: str, values: Mapping[Any, Any], depth: int = 4) -> Settings:

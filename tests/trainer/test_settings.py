@@ -37,6 +37,7 @@ def slow(parameters: Any) -> Optimizer:
 
 CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
     "lr": ({"optimizer": slow}, {}, {}, "model.optimizer.lr 0.05 (now 0.01), model.server_optimizer.lr 0.05 (now"),
+    "momentum": ({"aggregation_optimizer": slow}, {}, {}, "model.aggregation_optimizer.momentum 0.5 (now 0.9)"),
     "epochs": ({"client_epochs": 2}, {}, {}, "model.client_epochs 1 (now 2)"),
     "threshold": ({"threshold": 0.5}, {}, {}, "model.threshold 0.4 (now 0.5)"),
     "schedule": ({"schedule": Constant()}, {}, {}, "model.schedule Cosine (now Constant)"),
