@@ -22,6 +22,7 @@ complete methods.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -565,7 +566,7 @@ class JointStep(NamedTuple):
     image_losses: Tensor | None = None
 
 
-class JointAlgorithm(FederatedAlgorithm):
+class JointAlgorithm(FederatedAlgorithm, ABC):
     """The base of split learning: clients and server train one network together, step by step.
 
     In :meth:`Federation.train_jointly` every client of the cohort has its own copy of the part of
@@ -579,17 +580,18 @@ class JointAlgorithm(FederatedAlgorithm):
     not_deployable = "exchanges features and gradients with every client at every step"
     no_personal = "trains one network with its clients, step by step"
 
+    @abstractmethod
     def at_clients(self, name: str) -> bool:
         """Whether each client has its own copy of a weight or buffer of the working module."""
-        raise NotImplementedError(f"{type(self).__name__} must override at_clients")
 
+    @abstractmethod
     def client_features(self, batch: Batch, batch_idx: int) -> State:
         """What a client uploads at a step, ``(batch, ...)`` each.
 
         Only ``student`` receives a gradient.
         """
-        raise NotImplementedError(f"{type(self).__name__} must override client_features")
 
+    @abstractmethod
     def joint_training_step(self, features: State, batch_idx: int) -> JointStep:
         """The loss of the server at a step.
 
@@ -598,7 +600,6 @@ class JointAlgorithm(FederatedAlgorithm):
                 order.
             batch_idx: The step.
         """
-        raise NotImplementedError(f"{type(self).__name__} must override joint_training_step")
 
     def step_sizes(self, client: int, features: State) -> tuple[Sizes, Sizes]:
         """Bytes by name that a client uploads and downloads at one step: by default its features,

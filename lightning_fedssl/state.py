@@ -320,6 +320,7 @@ class ClientStore:
     effect at once.
 
     Attributes:
+        staging: The client of the current :meth:`stage` block; None outside.
         files: The names of the files that hold clients' present states, by client as text; see
             :mod:`lightning_fedssl.storage.state_files`.
     """
@@ -327,7 +328,7 @@ class ClientStore:
     def __init__(self) -> None:
         self._kept: Changes = {}
         self._staged: dict[int, Changes] = {}
-        self._staging: int | None = None
+        self.staging: int | None = None
         self._changed: set[tuple[str, int]] = set()
         self.files: dict[str, str] = {}
 
@@ -340,7 +341,7 @@ class ClientStore:
             client: The client's number.
             kind: ``"optimizer"`` for optimizer states, any other name for a method's state.
         """
-        staged = {} if self._staging is None else self._staged.get(self._staging, {})
+        staged = {} if self.staging is None else self._staged.get(self.staging, {})
         return staged.get((kind, client), self._kept.get((kind, client), {}))
 
     def put(self, client: int, kind: str, state: State) -> None:
@@ -359,17 +360,12 @@ class ClientStore:
                 f"clients.put(..., {kind!r}, state): state is no dict of tensors by name: {state!r}"
             )
         copied = mapped(lambda t: t.detach().to("cpu", copy=True), state)
-        if self._staging is None:
+        if self.staging is None:
             self.apply({(kind, client): copied})
         else:
-            self._staged.setdefault(self._staging, {})[kind, client] = copied
+            self._staged.setdefault(self.staging, {})[kind, client] = copied
 
     # Acceptance of updates.
-
-    @property
-    def staging(self) -> int | None:
-        """The client of the current :meth:`stage` block; None outside."""
-        return self._staging
 
     @contextmanager
     def stage(self, client: int) -> Iterator[None]:
@@ -382,12 +378,12 @@ class ClientStore:
         Args:
             client: The client that trains.
         """
-        before = self._staging
-        self._staging = client
+        before = self.staging
+        self.staging = client
         try:
             yield
         finally:
-            self._staging = before
+            self.staging = before
 
     def commit(self, client: int) -> None:
         """Store the staged state of a client: its update is accepted, or it skipped the round."""

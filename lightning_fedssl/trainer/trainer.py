@@ -23,6 +23,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.distributed import launch
+from lightning_fedssl.functional.by_name import taken
 from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.interop.lightning_names import LightningNames
@@ -55,6 +56,18 @@ _STATES: dict[str, tuple[TrainerFn, RunningStage]] = {
     "test": (TrainerFn.TESTING, RunningStage.TESTING),
     "predict": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
 }
+
+
+_REPORTED = (
+    "total_bytes",
+    "stopped_by",
+    "predictions",
+    "predictions_file",
+    "callback_metrics",
+    "metric_values",
+    "metric_rounds",
+)
+"""The attributes that a command sets, and its calling process takes over as they are."""
 
 
 class FederatedTrainer(LightningNames, metaclass=NamesKeys):
@@ -330,20 +343,14 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         """
         model = self.algorithm
         return {
+            **taken(vars(self), _REPORTED),
             "model": {
                 **frozen_state(model),
                 **model.server.personal,
                 **model.server.model(),
             },
             "round_index": self.round_index,
-            "total_bytes": self.total_bytes,
-            "stopped_by": self.stopped_by,
             "participation": dict(self.participation),
-            "predictions": self.predictions,
-            "predictions_file": self.predictions_file,
-            "callback_metrics": self.callback_metrics,
-            "metric_values": self.metric_values,
-            "metric_rounds": self.metric_rounds,
             "origin": dict(model.origin),
             "log_dir": self.log_dir,
             "status": self.state.status.value,
