@@ -47,12 +47,9 @@ class FeatureExtractor:
     @property
     def counts(self) -> tuple[int, int]:
         """The numbers of weak and of strong views: none of a view that another one equals."""
-        weak = self.views.weak
-        strong = self.views.strong
-        return (
-            0 if weak is self.views.plain else NUMBER_OF_VIEWS,
-            0 if strong in (self.views.plain, weak) else NUMBER_OF_VIEWS,
-        )
+        views = self.views
+        others = views.weak is not views.plain, views.strong not in (views.plain, views.weak)
+        return NUMBER_OF_VIEWS * others[0], NUMBER_OF_VIEWS * others[1]
 
     def width(self, in_shape: tuple[int, ...], pixels: bool) -> int:
         """Number of features of a sample, from a trial with two black images.

@@ -52,7 +52,7 @@ class CNN(Network):
     ) -> None:
         super().__init__()
         depth = 3 + max(0, ceil(log2(max(in_shape[1:]) / 32))) if depth is None else depth
-        channels = (in_shape[0], *(width * min(2**layer, 4) for layer in range(depth)))
+        channels = (in_shape[0], *[width, 2 * width][:depth], *[4 * width] * (depth - 2))
         self.convs = nn.ModuleList(
             nn.Conv2d(a, b, 3, padding=1, bias=norm == "none") for a, b in pairwise(channels)
         )

@@ -103,6 +103,13 @@ def norm_layers(kind: NormKind, groups: int) -> NormLayers:
     return partial(make_norm, kind, groups=groups)
 
 
+def draw_by_fan_out(network: nn.Module) -> None:
+    """Draw the weights of all convolutions again, as He et al. do by the fan out."""
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+
+
 def max_pool(x: Tensor) -> Tensor:
     """``F.max_pool2d(x, 2)``.
 

@@ -15,6 +15,7 @@ from lightning_fedssl.models.layers import (
     MaxPool2d,
     NormKind,
     NormLayers,
+    draw_by_fan_out,
     max_pool,
     norm_layers,
 )
@@ -113,9 +114,7 @@ class ResNet8(_ResNet):
         norm_groups: int = DEFAULT_GROUPS,
     ) -> None:
         super().__init__(num_classes, in_shape, norm, width, norm_groups)
-        for layer in self.modules():
-            if isinstance(layer, nn.Conv2d):
-                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+        draw_by_fan_out(self)
 
 
 class ResNet18(_ResNet):

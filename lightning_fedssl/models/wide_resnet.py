@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from lightning_fedssl.models.layers import DEFAULT_GROUPS, NormKind, NormLayers, norm_layers
+from lightning_fedssl.models.layers import (
+    DEFAULT_GROUPS,
+    NormKind,
+    NormLayers,
+    draw_by_fan_out,
+    norm_layers,
+)
 from lightning_fedssl.models.network import InShape, Network
 
 
@@ -78,19 +84,13 @@ class WideResNet(Network):
         blocks = []
         for group, width in enumerate(widths[1:]):
             for index in range((depth - 4) // 6):
-                channels_in, stride = (
-                    (widths[group], min(group + 1, 2)) if index == 0 else (width, 1)
-                )
-                blocks.append(_PreActivationBlock(channels_in, width, stride, make_norm))
+                channels = width if index else widths[group]
+                stride = 1 if index or not group else 2
+                blocks.append(_PreActivationBlock(channels, width, stride, make_norm))
         self.blocks = nn.Sequential(*blocks)
         self.norm = make_norm(widths[-1])
         self.classifier = nn.Linear(widths[-1], num_classes)
-        self._initialise()
-
-    def _initialise(self) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        draw_by_fan_out(self)
         nn.init.zeros_(self.classifier.bias)
 
     def forward(self, x: Tensor) -> Tensor:

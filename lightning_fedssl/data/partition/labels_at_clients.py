@@ -98,9 +98,6 @@ class Stratified(_LabelsAtClients):
             client holds the same images as in that run.
     """
 
-    def __init__(self, deal_as: int | None = None) -> None:
-        super().__init__(deal_as)
-
     def classes_of(self, client: int, num_classes: int) -> list[int]:
         """Every class."""
         return list(range(num_classes))
