@@ -115,16 +115,19 @@ def build_network(
     if isinstance(factory, nn.Module):
         network = copy.deepcopy(factory)
     else:
-        network = _constructed(factory, _arguments(factory, num_classes, in_shape))
+        network = _constructed(factory, num_classes, in_shape)
     _check_output(network, out_shape or (num_classes,), in_shape)
     complete_when_loaded(network)
     accept_single_values(network)
     return network
 
 
-def _constructed(factory: Callable[..., nn.Module], arguments: dict[str, Any]) -> nn.Module:
+def _constructed(
+    factory: Callable[..., nn.Module], num_classes: int, in_shape: InShape
+) -> nn.Module:
     """Call the factory; report an error of the constructor as an error of the configuration."""
     try:
+        arguments = _arguments(factory, num_classes, in_shape)
         return _unshared(factory, factory(**arguments))
     except Exception as error:
         if str(error).startswith("model."):
