@@ -140,7 +140,7 @@ def test_the_names_of_torchvision_and_timm_fit_a_resnet18(tmp_path: Path) -> Non
     load_weights(ours, tmp_path / "imagenet.pth", ["stem"])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "semifl_masks"])  # no CNN
 def test_every_method_starts_from_a_file(tmp_path: Path, method: str) -> None:
     """The global model before the first round computes what the saved network computes."""
     model = METHODS[method][0]()
