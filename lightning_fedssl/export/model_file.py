@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from lightning_fedssl.export.description import Description, dtype_of
-from lightning_fedssl.functional.by_name import copied, mapped, only
+from lightning_fedssl.functional.by_name import mapped, only
+from lightning_fedssl.functional.device_copies import on_cpu
 from lightning_fedssl.models import build_network
 from lightning_fedssl.storage.files import as_json, write_bytes
 from lightning_fedssl.storage.named_value import object_of
@@ -43,7 +44,7 @@ def save_model(network: nn.Module, description: Description, folder: Path) -> li
     Raises:
         OSError: If a file cannot be written.
     """
-    tensors = mapped(Tensor.contiguous, copied(network.state_dict()))
+    tensors = mapped(Tensor.contiguous, on_cpu(network.state_dict()))
     built = description["network"]
     of_data = {name: built[name] for name in ("num_classes", "in_shape") if built[name]}
     contents = {
