@@ -82,23 +82,28 @@ def best_alone(cell: Mapping[str, Any]) -> tuple[str, list[float]] | None:
     """The best labels alone of a cell's file, and what its method is above them, seed by seed.
 
     Candidates train on as many labels as the method, at the same place, and without images of clients: whatever their
-    network, length and rate. None where the file does not tell how many labels a run has.
+    network, length and rate. A claim names them by ``alone`` where its file does not tell how many labels a run has.
     """
-    if "minus" not in cell or "where" not in cell["runs"]:
+    if "runs" not in cell:
         return None
-    source = cell["runs"]["csv"]
-    with (RESULTS / source).open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if "group" in row]
-    kinds = {row["label"]: _labels_of(row["group"], source) for row in rows}
-    where = {**cell["runs"]["where"], **cell.get("where", {})}
+    source, where = cell["runs"]["csv"], {**cell["runs"]["where"], **cell.get("where", {})}
     own = accuracies(source, where, cell.get("rounds"))
     above = {}
-    for label, kind in kinds.items():
-        if kind == kinds.get(where.get("label", "")) and kind[0] and re.search(r"labels alone|without its ", label):
-            theirs = accuracies(source, {"label": label})
-            if theirs.keys() >= own.keys():
-                above[label] = [value - theirs[seed] for seed, value in own.items()]
+    for bound in cell.get("alone", _bounds_in(source, where.get("label", "")) if "minus" in cell else []):
+        theirs = accuracies(source, {**where, **bound} if "alone" in cell else bound)
+        seeds = own.keys() & theirs.keys()
+        if theirs != own and seeds and (own.keys() <= theirs.keys() or "alone" in cell):
+            above[" ".join(bound.values())] = [own[seed] - theirs[seed] for seed in sorted(seeds)]
     return min(above.items(), key=lambda item: statistics.mean(item[1])) if above else None
+
+
+def _bounds_in(source: str, method: str) -> list[dict[str, str]]:
+    """The labels alone of a file of ``compare`` with as many labels as a method, at the same place."""
+    with (RESULTS / source).open(newline="", encoding="utf-8") as file:
+        kinds = {row["label"]: _labels_of(row["group"], source) for row in csv.DictReader(file) if "group" in row}
+    own = kinds.get(method, ("", False))
+    alone = [label for label, kind in kinds.items() if kind == own and re.search(r"labels alone|without its ", label)]
+    return [{"label": label} for label in alone if own[0]]
 
 
 def _labels_of(group: str, source: str) -> tuple[str, bool]:
