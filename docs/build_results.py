@@ -23,7 +23,7 @@ IN_PER_CENT = ("fed_shvr_table1.csv", "fed_shvr_table1_gpu.csv")
 """Files whose accuracies are in per cent; the others have them from 0 to 1."""
 
 CLAIMS = "| claim | the paper says | ours | verdict | above the best labels alone | command |"
-LEADERBOARD = "| method | ours, mean of the seeds | above *{bound}* | seeds | published |"
+LEADERBOARD = "| method | ours, mean of the seeds | above *{bound}* | seeds | {last} |"
 
 RUN = ("group", "label", "claim", "dataset", "partition", "method", "cell", "split", "variant", "run", "seed")
 """Columns that tell runs apart in a file with a row for each round."""
@@ -186,19 +186,28 @@ def sections(claims: Sequence[Mapping[str, Any]], rows: list[dict[str, str]]) ->
 
 
 def standings(board: Mapping[str, Any]) -> list[str]:
-    """The table of a setting of the leaderboard, best method first; bounds are in italics."""
+    """The table of a setting of the leaderboard, best method first; bounds are in italics.
+
+    Differences are taken from ``bound``, or, where a setting names none, from the first bound of an entry's group. The
+    last column is what was published, or the mean of the CSV's column ``shown``.
+    """
     with (RESULTS / board["csv"]).open(newline="", encoding="utf-8") as file:
-        labels = {row["label"]: row["role"] for row in csv.DictReader(file)}
-    found = {label: accuracies(board["csv"], {"label": label}) for label in labels}
-    bound = found[board["bound"]]
-    rows = []
+        rows = list(csv.DictReader(file))
+    entries = {row["label"]: row for row in rows}
+    bounds = {row["group"]: row["label"] for row in reversed(rows) if row["role"] == "bound"}
+    found = {label: accuracies(board["csv"], {"label": label}) for label in entries}
+    table = []
     for label, values in sorted(found.items(), key=lambda item: -statistics.mean(item[1].values())):
-        above = [value - bound[seed] for seed, value in values.items() if seed in bound]
-        name = f"*{label}*" if labels[label] == "bound" else label
-        gain = difference(above) if label != board["bound"] else ""
-        published = board["published"].get(label, "")
-        rows.append(f"| {name} | {statistics.mean(values.values()):.1f} | {gain} | {len(values)} | {published} |")
-    return [LEADERBOARD.format(bound=board["bound"]), "|---" * 5 + "|", *rows]
+        bound = board.get("bound", bounds[entries[label]["group"]])
+        above = [value - found[bound][seed] for seed, value in values.items() if seed in found[bound]]
+        name = f"*{label}*" if entries[label]["role"] == "bound" else label
+        last = board.get("published", {}).get(label, "")
+        if "shown" in board:
+            last = f"{statistics.mean(float(row[board['shown']]) for row in rows if row['label'] == label):.2f}"
+        gain = difference(above) if label != bound else ""
+        table.append(f"| {name} | {statistics.mean(values.values()):.1f} | {gain} | {len(values)} | {last} |")
+    head = LEADERBOARD.format(bound=board.get("bound", "its labels alone"), last=board.get("shown", "published"))
+    return [head, "|---" * 5 + "|", *table]
 
 
 def write_leaderboard(page: Path) -> None:
