@@ -188,7 +188,8 @@ def sections(claims: Sequence[Mapping[str, Any]], rows: list[dict[str, str]]) ->
 def standings(board: Mapping[str, Any]) -> list[str]:
     """The table of a setting of the leaderboard, best method first; bounds are in italics.
 
-    Differences are taken from ``bound``, or, where a setting names none, from the first bound of an entry's group. The
+    Differences are taken from ``bound``, or, where a setting names none, from the first bound of an entry's group; they
+    have no verdict where the steps on labels differ by more than a tenth from the bound's, as in ``compare``. The
     last column is what was published, or the mean of the CSV's column ``shown``.
     """
     with (RESULTS / board["csv"]).open(newline="", encoding="utf-8") as file:
@@ -205,6 +206,9 @@ def standings(board: Mapping[str, Any]) -> list[str]:
         if "shown" in board:
             last = f"{statistics.mean(float(row[board['shown']]) for row in rows if row['label'] == label):.2f}"
         gain = difference(above) if label != bound else ""
+        steps, usual = (float(entries[name]["steps"]) for name in (label, bound))
+        if abs(steps - usual) > 0.1 * usual:
+            gain = gain.split(", ")[0]
         table.append(f"| {name} | {statistics.mean(values.values()):.1f} | {gain} | {len(values)} | {last} |")
     head = LEADERBOARD.format(bound=board.get("bound", "its labels alone"), last=board.get("shown", "published"))
     return [head, "|---" * 5 + "|", *table]
