@@ -223,8 +223,15 @@ def write_leaderboard(page: Path) -> None:
     content = yaml.safe_load((DOCS / "claims.yaml").read_text(encoding="utf-8"))["leaderboard"]
     parts = [content["introduction"]]
     for board in content["settings"]:
-        parts += [f"## {board['title']}", board["text"], "\n".join(standings(board)), board["after"]]
+        table = standings(board)
+        if board.get("short"):  # one paragraph instead of a table
+            cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in table[2:]]
+            entries = "; ".join(" ".join([*cell[:2], f"({cell[2]})" if cell[2] else "", *cell[4:]]) for cell in cells)
+            parts.append(f"**{board['title']}.** {board['text'].strip()} {entries}. {board['after'].strip()}")
+        else:
+            parts += [f"## {board['title']}", board["text"], "\n".join(table), board["after"]]
     text = "\n\n".join(part.strip() for part in [*parts, content["how"]])
+    text = re.sub(r"(?<=[^\n|])\n *(?=[^\n|\d])", " ", text)  # a line for each paragraph
     page.write_text(f"{text}\n", encoding="utf-8")
 
 
