@@ -46,7 +46,7 @@ PARTS = {
     "judging": {
         "tables": ("ring", "twonorm", "tae", "titanic"),
         "series": ("Coffee", "Trace"),
-        "images": ("mnist", "fashionmnist"),
+        "images": ("mnist", "fashionmnist", "poly"),
     },
 }  # fmt: skip
 PRETRAINED = "presets/pretrained_images.yaml"
