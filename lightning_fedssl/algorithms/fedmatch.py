@@ -235,7 +235,7 @@ class FedMatch(FederatedAlgorithm):
         if not self.sends_sigma and self.lr_patience is not None:
             self.server.extra[_RATE] = self._next_rate(self.server.extra.get(_RATE, {}))
         self.aggregate(self.accumulate(federation.train_clients()))
-        psi = nn.utils.parameters_to_vector(below(_PSI, self.server.parameters).values())
+        psi = torch.cat([*map(torch.flatten, below(_PSI, self.server.parameters).values())])
         self.log("server/psi_share", (psi.abs() > self.l1_threshold).double().mean())
 
     # Step 1: the server delivers helpers, and trains sigma where it has the labels.

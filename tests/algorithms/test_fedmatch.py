@@ -158,7 +158,8 @@ def test_costs_begin_with_two_dense_sets_and_fall_where_little_moves(tmp_path: P
     data = mixed_clients() if location == "clients" else ToyData()
     ledger = Ledger()
     algorithm = toy_fedmatch(delta_threshold=0.003, helpers=0)
-    toy_trainer(tmp_path, callbacks=ledger, clients_per_round=4).fit(algorithm, data)
+    trainer = toy_trainer(tmp_path, callbacks=ledger, clients_per_round=4, channels_last=location == "server")
+    trainer.fit(algorithm, data)
     down = [r["communication/download_share"] for r in ledger.rounds]
     up = [r["communication/upload_share"] for r in ledger.rounds]
     assert down[0] == 2
