@@ -61,12 +61,15 @@ def personal_names(network: nn.Module, patterns: Sequence[str]) -> list[str]:
         patterns: ``model.personal``; see :func:`select_names`.
 
     Raises:
-        ValueError: A pattern matches no name, or no weight would be left to share.
+        ValueError: A pattern matches no name, or no weight would be kept or left to share.
     """
     chosen = select_names(first_names(network), patterns, "model.personal") - frozen_names(network)
+    given = ", ".join(patterns)
+    if given and not chosen:
+        raise ValueError(f"model.personal: {given} keeps nothing: name a layer that is trained")
     trained = {name for name, weight in network.named_parameters() if weight.requires_grad}
     if chosen and trained <= chosen:
-        raise ValueError(f"model.personal: {', '.join(patterns)} leaves no weight to share")
+        raise ValueError(f"model.personal: {given} leaves no weight to share")
     return [f"network.{name}" for name in sorted(chosen)]
 
 

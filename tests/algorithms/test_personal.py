@@ -151,9 +151,20 @@ def test_a_method_that_cannot_have_it_says_why(make: Any, message: str) -> None:
         make(personal="classifier")
 
 
-def test_patterns_that_leave_nothing_or_statistics_of_all_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"model\.personal: \* leaves no weight to share"):
-        toy_fedavg(personal="*").configure_model()
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        ({"personal": "*"}, r"\* leaves no weight to share"),
+        ({"personal": ["!classifier"]}, r"!classifier keeps nothing"),
+        ({"personal": "classifier", "freeze": "classifier"}, r"classifier keeps nothing"),
+    ],
+)
+def test_patterns_that_leave_nothing_are_refused(patterns: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"model\.personal: {message}"):
+        toy_fedavg(**patterns).configure_model()
+
+
+def test_personal_statistics_of_all_are_refused(tmp_path: Path) -> None:
     model = toy_fedavg(personal="norms*", network=partial(CNN, width=4, norm="static_batch"))
     with pytest.raises(ValueError, match=r"network\.norms\.0\.running_mean is measured on all clients' images"):
         toy_trainer(tmp_path).fit(model, labeled_clients())
