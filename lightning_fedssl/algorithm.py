@@ -184,10 +184,8 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
     ) -> None:
         super().__init__()
         self.task = task or Classification()
-        for key, made in {"optimizer": optimizer, "server_optimizer": server_optimizer}.items():
-            name = type(made).__name__
-            remedy = f"each party makes its own: give functools.partial(torch.optim.{name}, lr=...)"
-            require(not isinstance(made, Optimizer), key, f"a {name} of a model's weights", remedy)
+        require_unmade("optimizer", optimizer)
+        require_unmade("server_optimizer", server_optimizer)
         self.save_hyperparameters()
         require(
             0 < client_epochs <= MOST_EPOCHS,
@@ -631,3 +629,18 @@ def require(valid: bool, key: str, value: object, remedy: str) -> None:
     """
     if not valid:
         raise ValueError(f"model.{key} is {value}: {remedy}")
+
+
+def require_unmade(key: str, given: object) -> None:
+    """Refuse an optimizer where a function that makes one is needed.
+
+    Args:
+        key: The name of the argument.
+        given: Its value.
+
+    Raises:
+        ValueError: Names the key.
+    """
+    name = type(given).__name__
+    remedy = f"a run makes its own: give functools.partial(torch.optim.{name}, lr=...)"
+    require(not isinstance(given, Optimizer), key, f"a {name} of a model's weights", remedy)

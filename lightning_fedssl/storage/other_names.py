@@ -88,7 +88,7 @@ class NamesKeys(ABCMeta):
             return type.__call__(cls, *arguments, **keys)
         except TypeError as error:
             unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-            if unknown is None or unknown[1] not in OTHER_NAMES:
-                raise
+            if unknown is None or unknown[1] not in OTHER_NAMES or unknown[1] not in keys:
+                raise  # of another constructor inside, such as an optimizer's
             name = unknown[1]
             raise TypeError(f"{cls.__name__} has no {name}: {OTHER_NAMES[name]}") from error

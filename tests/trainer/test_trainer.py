@@ -30,6 +30,7 @@ from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import CNN, MLP
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer import FederatedTrainer
+from tests.algorithms.helpers import toy_shvr
 from tests.toy import ToyData, assert_same, labeled_clients, sgd, toy_fedavg, toy_semifl, toy_trainer, weights
 
 
@@ -549,7 +550,7 @@ def test_few_validation_images_are_named(
     assert ("there are 12 validation images for 3 classes" in caplog.text) == warned
 
 
-@pytest.mark.parametrize("key", ["optimizer", "server_optimizer"])
+@pytest.mark.parametrize("key", ["optimizer", "server_optimizer", "aggregation_optimizer"])
 def test_a_finished_optimizer_is_refused_with_the_function_to_give(key: str) -> None:
     made = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
     with pytest.raises(ValueError, match=rf"model\.{key} is a SGD .* give functools\.partial\(torch\.optim\.SGD"):
@@ -561,6 +562,8 @@ def test_lightnings_names_of_keys_are_refused_with_ours(tmp_path: Path) -> None:
         FederatedTrainer(max_epochs=3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"SemiFL has no server_momentum: give aggregation_optimizer"):
         toy_semifl(server_momentum=0.5)
+    with pytest.raises(TypeError, match=r"^Rprop\.__init__.* 'weight_decay'"):  # not a key of the method
+        toy_shvr(optimizer=partial(torch.optim.Rprop, weight_decay=1))  # type: ignore[call-arg]
     trainer = toy_trainer(tmp_path)
     with pytest.raises(AttributeError, match=r"no gradient_clip_val: give model\.gradient_clip_norm"):
         _ = trainer.gradient_clip_val

@@ -10,7 +10,8 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from lightning_fedssl.algorithm import FederatedAlgorithm, require
+from lightning_fedssl.algorithm import FederatedAlgorithm, require, require_unmade
+from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, Sums
 from lightning_fedssl.functional.by_name import mapped, paired, taken
@@ -61,13 +62,13 @@ class ServerPhases(FederatedAlgorithm):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        valid_steps = server_steps is None or server_steps >= 1
-        require(valid_steps, "server_steps", server_steps, "give 1 or more")
+        checks.at_least(1, server_steps=server_steps)
         valid_weight = 0 <= server_weight <= 1
         require(valid_weight, "server_weight", server_weight, "give a share between 0 and 1")
         self.server_phase = server_phase
         self.server_weight = server_weight
         self.aggregation_optimizer = aggregation_optimizer
+        require_unmade("aggregation_optimizer", aggregation_optimizer)
         if aggregation_optimizer is not None:
             build_optimizer(aggregation_optimizer, [nn.Parameter(torch.zeros(1, 1))], _KEY)
         self.server_view = server_view
