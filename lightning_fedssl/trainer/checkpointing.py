@@ -148,7 +148,7 @@ def restore(callbacks: Sequence[Callback], states: Mapping[str, Any]) -> None:
     for callback in callbacks:
         if saved := states.get(callback.state_key):
             for name, own in callback.state_dict().items():
-                if isinstance(own, Mapping) and not isinstance(saved[name], Mapping):
+                if isinstance(own, Mapping) and not isinstance(saved.get(name, own), Mapping):
                     raise TypeError(f"{callback.state_key}: {name}")
             callback.load_state_dict(saved)
 

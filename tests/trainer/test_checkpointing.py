@@ -18,6 +18,7 @@ from lightning_fedssl.models import CNN
 from lightning_fedssl.schedules import Cosine, FractionalCosine, Schedule
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.system import Device, SystemModel
+from lightning_fedssl.trainer.checkpointing import restore
 from lightning_fedssl.updates import CentralDP
 from tests.algorithms.helpers import METHODS, STATELESS, toy_fixmatch, toy_supervised
 from tests.toy import (
@@ -262,6 +263,19 @@ def test_a_state_that_does_not_fit_is_refused(tmp_path: Path, place: Any, entry:
         toy_trainer(tmp_path, max_rounds=2, clients_per_round=4).fit(
             make(), labeled_clients(), ckpt_path=tmp_path / "odd.ckpt"
         )
+
+
+def test_a_callback_may_keep_more_than_when_the_checkpoint_was_written() -> None:
+    class Grown(FederatedCallback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": 3, "by_client": {}}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self.loaded = state_dict
+
+    callback = Grown()
+    restore([callback], {callback.state_key: {"seen": 2}})
+    assert callback.loaded == {"seen": 2}
 
 
 def test_a_checkpoint_of_more_rounds_than_max_rounds_leaves_no_folder(
