@@ -20,7 +20,7 @@ class by class do not tell those of the clients.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -30,9 +30,6 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import Batch, ClientUpdate
-
-if TYPE_CHECKING:
-    pass
 
 
 class SelfTraining(ServerPhases):

@@ -28,7 +28,7 @@ from lightning_fedssl.algorithm import JointAlgorithm, JointStep
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import mapped, places, stacked, without
+from lightning_fedssl.functional.by_name import mapped, stacked, without
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_training.sequential import (
     ClientPhase,
@@ -247,17 +247,13 @@ class _Seats:
     def __init__(self, fabric: Fabric, cohort: Sequence[int], mine: Sequence[int]) -> None:
         self.fabric = fabric
         self.by_rank: list[list[int]] = collectives.gather(fabric, list(mine))
-        place = places(cohort)
-        everyone = [client for part in self.by_rank for client in part]
+        everyone = list(chain.from_iterable(self.by_rank))
         self.total = len(everyone)
-        order = sorted(range(self.total), key=lambda row: place[everyone[row]])
-        self.mine = [
-            order.index(sum(map(len, self.by_rank[: fabric.global_rank])) + i)
-            for i in range(len(mine))
-        ]
+        self._clients = [client for client in cohort if client in everyone]
+        self.mine = list(map(self._clients.index, mine))
+        order = list(map(everyone.index, self._clients))
         self._order = torch.tensor(order, dtype=torch.int64, device=fabric.device)
         self._mine = torch.tensor(self.mine, dtype=torch.int64, device=fabric.device)
-        self._clients = [everyone[row] for row in order]
         self.present = list(range(self.total))
         self._present_before = self.present
 
