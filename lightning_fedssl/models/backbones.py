@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_fedssl.functional.by_name import only, without
+from lightning_fedssl.functional.by_name import only, unprefixed, without
 from lightning_fedssl.models.pretrained import read_weights
 from lightning_fedssl.storage.optional import optional
 
@@ -104,10 +104,9 @@ def _load(network: nn.Module, path: str) -> None:
     own = network.state_dict()
     found = read_weights(Path(path).expanduser(), "data.backbone")
     first = next(iter(own))
-    prefix = next((n.removesuffix(first) for n in found if n.endswith(f".{first}")), "")
-    found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
-    if not own.keys() <= found.keys():
-        found = dict(zip(own, found.values(), strict=False))
+    prefix = min((n.removesuffix(first) for n in found if n.endswith(first)), key=len, default="")
+    named = unprefixed(prefix, found)
+    found = named if own.keys() <= named.keys() else dict(zip(own, found.values(), strict=False))
     found = only(found, own)
     fits = {name for name, tensor in found.items() if tensor.shape == own[name].shape}
     if wrong := [*without(own, fits)]:

@@ -146,9 +146,14 @@ def test_a_file_in_timms_order_fits_and_the_network_recognises_photographs(tmp_p
         assert float(features.square().mean()) == pytest.approx(1)  # of each image
         grey = middle.mean(1, keepdim=True)
         assert torch.allclose(backbone(grey), backbone(grey.expand(-1, 3, -1, -1)), atol=1e-5)
-    prefixed = {f"encoder.{name}": tensor for name, tensor in backbone.network.state_dict().items()}
-    save_file(prefixed, tmp_path / "prefixed.safetensors")  # in the order of the alphabet
-    again = TimmBackbone("tf_efficientnet_lite0", str(tmp_path / "prefixed.safetensors"), size=224)
-    assert torch.equal(again(middle), features)
     with pytest.raises(ValueError, match="tensors are missing or of another shape, such as"):
         TimmBackbone("mobilenetv3_small_050", str(path))
+
+
+@pytest.mark.parametrize("prefix", ["", "encoder."])
+def test_a_file_under_timms_names_fits_with_and_without_a_prefix(tmp_path: Path, prefix: str) -> None:
+    """Names of a ResNet's blocks end with that of its first tensor."""
+    weights = TimmBackbone("resnet18", None).network.state_dict()
+    save_file({f"{prefix}{name}": tensor for name, tensor in weights.items()}, tmp_path / "in_alphabet.safetensors")
+    again = TimmBackbone("resnet18", str(tmp_path / "in_alphabet.safetensors")).network.state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in weights.items())
