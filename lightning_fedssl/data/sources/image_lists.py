@@ -449,7 +449,7 @@ class SiteFolders(ImageList):
 
 def _pages(path: Path) -> int:
     """How many pages a file has."""
-    with suppress(OSError, SyntaxError), Image.open(path) as file:  # refused when it is decoded
+    with suppress(Exception), Image.open(path) as file:  # refused when it is decoded
         return getattr(file, "n_frames", 1)
     return 1
 

@@ -354,6 +354,9 @@ def test_files_that_may_be_taken_for_something_else_are_named() -> None:
     few = SiteFolders(str(root), 8)
     few.list_images()
     assert "2 folders have less than 5 images" in few.reading.warnings[-1]
+    scan = root / "train/b/scan.tif"
+    scan.write_bytes(scan.read_bytes()[:-180])  # the second page is damaged
+    assert scan.relative_to(root).as_posix() in ImageFolder(str(root), 8).load().train.files
 
 
 # The report
