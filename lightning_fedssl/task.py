@@ -239,7 +239,7 @@ class _Softmax(Task):
             return self.loss(outputs, targets)
         weights = self._weights_of(outputs, targets)
         losses = self.labeled_losses(outputs, targets)
-        return losses.sum() / weights.sum().clamp(min=torch.finfo(losses.dtype).tiny)
+        return losses.sum() / weights.sum().clamp(min=1e-7)
 
     def labeled_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy or the task's own loss, times the weights of the classes."""
@@ -496,7 +496,7 @@ class Regression(Task):
     def advice(self, targets: Tensor) -> str:
         """See the base class; targets far from the numbers of a new network."""
         known = targets[self.known(targets)].double()
-        if (known - self.mean).square().mean() < (_LARGE * self.std) ** 2:
+        if len(known) < 2 or (known - self.mean).square().mean() < (_LARGE * self.std) ** 2:
             return ""
         return (
             f"the training targets have the mean {known.mean():.3g} and the deviation "

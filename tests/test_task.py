@@ -98,6 +98,7 @@ def test_what_training_targets_make_hard_is_said() -> None:
     targets = torch.tensor([[1000.0], [3000.0]])
     assert not Regression(mean=2000, std=1000).advice(targets)
     assert "have the mean 2e+03 and the deviation 1.41e+03" in Regression().advice(targets)
+    assert not Regression().advice(targets[:1])  # one target has no deviation
     rare = torch.tensor([[0, 1, 0]]).expand(20, 3)
     data = FederatedDataModule.from_datasets(
         (images_of(rare[:, 0], 0), rare), (images_of(rare[:, 0], 1), rare),
@@ -154,6 +155,9 @@ def test_weights_and_smoothing_count_for_true_labels_alone() -> None:
     assert own.labeled_loss(outputs, y).item() == pytest.approx((0 + 3 * (1 + LOG3) / 2) / 4)
     with pytest.raises(ValueError, match="criterion must return a loss for each label"):
         Classification(criterion=torch.nn.MultiMarginLoss).labeled_loss(outputs, y)
+    for outputs_of_a_type in (outputs.double(), outputs.half()):
+        for task in (weighted, Classification(label_smoothing=0.5)):
+            assert task.labeled_loss(outputs_of_a_type, torch.tensor([-1, -1])) == 0
     smooth = Classification(label_smoothing=0.5).labeled_loss(outputs[:1], y[:1])
     assert smooth.item() == pytest.approx(0.75 * right + 0.25 * wrong)
 
