@@ -135,12 +135,12 @@ class Partition:
         """Assigns the images of ``pool`` and returns sorted indices.
 
         An empty pool gives every client nothing, and one with fewer images than clients one each to
-        some, if images without a label are enough for the others.
+        some, if images without a label are enough for all clients.
         """
         clients = asked.num_clients
         if len(pool) == 0:
             return IndexLists(pool, torch.zeros(clients, dtype=torch.int64))
-        if clients > len(pool) + len(asked.without_label):
+        if clients > max(len(pool), len(asked.without_label)):
             raise ValueError(
                 f"data.num_clients: {clients} clients cannot share {len(pool)} samples; lower "
                 "data.num_clients or leave more samples (data.num_labels, data.validation)"

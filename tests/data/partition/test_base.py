@@ -281,6 +281,8 @@ def test_few_samples_with_a_class_are_shared_beside_those_without() -> None:
     split = Iid().split(asked, sampling.rng(0, "test"))
     whole = Iid().add_unlabeled(split, asked, sampling.rng(0, "test"))
     assert [len(client.unlabeled) for client in whole.clients] == [2, 1, 1, 1]
+    with pytest.raises(ValueError, match=r"data\.num_clients: 5 clients cannot share 1 samples"):
+        Iid().split(replace(asked, num_clients=5), sampling.rng(0, "test"))
 
 
 def test_a_sample_without_label_is_not_assigned_as_labelled() -> None:
