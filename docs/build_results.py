@@ -190,7 +190,7 @@ def standings(board: Mapping[str, Any]) -> list[str]:
 
     Differences are taken from ``bound``, or, where a setting names none, from the first bound of an entry's group; they
     have no verdict where the steps on labels differ by more than a tenth from the bound's, as in ``compare``. The
-    last column is what was published, or the mean of the CSV's column ``shown``.
+    last column is what was published, or, with the head ``last``, the mean of the CSV's column ``shown``.
     """
     with (RESULTS / board["csv"]).open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -210,7 +210,7 @@ def standings(board: Mapping[str, Any]) -> list[str]:
         if abs(steps - usual) > 0.1 * usual:
             gain = gain.split(", ")[0]
         table.append(f"| {name} | {statistics.mean(values.values()):.1f} | {gain} | {len(values)} | {last} |")
-    head = LEADERBOARD.format(bound=board.get("bound", "its labels alone"), last=board.get("shown", "published"))
+    head = LEADERBOARD.format(bound=board.get("bound", "its labels alone"), last=board.get("last", "published"))
     return [head, "|---" * 5 + "|", *table]
 
 
@@ -225,9 +225,12 @@ def write_leaderboard(page: Path) -> None:
     for board in content["settings"]:
         table = standings(board)
         if board.get("short"):  # one paragraph instead of a table
-            cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in table[2:]]
-            entries = "; ".join(" ".join([*cell[:2], f"({cell[2]})" if cell[2] else "", *cell[4:]]) for cell in cells)
-            parts.append(f"**{board['title']}.** {board['text'].strip()} {entries}. {board['after'].strip()}")
+            entries = []
+            for line in table[2:]:
+                name, mean, gain, _, last = (cell.strip() for cell in line.strip("|").split("|"))
+                entries.append(", ".join(filter(None, [f"{name} {mean}", gain, last and f"{board['last']} {last}"])))
+            listed = "; ".join(entries)
+            parts.append(f"**{board['title']}.** {board['text'].strip()} {listed}. {board['after'].strip()}")
         else:
             parts += [f"## {board['title']}", board["text"], "\n".join(table), board["after"]]
     text = "\n\n".join(part.strip() for part in [*parts, content["how"]])
