@@ -33,7 +33,11 @@ def commands(text: str) -> list[list[str]]:
     return [line[1:] for line in lines if line[:1] == ["lightning-fedssl"]]
 
 
-PAGES_WITH_CODE = [page for page in PAGES if any(kind in ("bash", "python") for kind, _, _ in blocks(page))]
+PAGES_WITH_CODE = [
+    page
+    for page in PAGES
+    if any(commands(text) if kind == "bash" else kind == "python" and not title for kind, title, text in blocks(page))
+]
 COMMANDS = [
     pytest.param(page, command, id=f"{page}: {' '.join(command)}"[:120])
     for page in PAGES
