@@ -519,7 +519,8 @@ class Regression(Task):
         """The quantile of the first number."""
         first = targets[:, 0].double()
         cuts = torch.linspace(0, 1, self.bins + 1, dtype=first.dtype)[1:-1]
-        edges = torch.quantile(first[~first.isnan()], cuts)
+        known = first[~first.isnan()]
+        edges = torch.quantile(known, cuts) if len(known) else cuts
         return torch.where(first.isnan(), -1, torch.bucketize(first, edges))
 
     def strata_names(self, class_names: Sequence[str]) -> tuple[str, ...]:
