@@ -76,6 +76,7 @@ def test_a_table_is_read_and_reported(text: str, settings: dict[str, Any], featu
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("x,label\n1,a\n", {}, "needs rows of train and of test"),
+    (column("y", {row: ("train", "test", "tset")[row % 3] for row in ALL}), {"split_column": "y"}, "train, tset"),
     (column("y", {row: f"{row % 7},5" for row in ALL}), {}, "y: 60 of 60 cells are no numbers: '2,5' in row 2"),
     (column("y", dict.fromkeys(ALL, "1,234")), {}, "correct or empty them, or give categorical or ignore"),
     (column("y", {18: "?"}), {"strict": True}, "y: 1 of 60 cells are no numbers: '[?]' in row 18"),
