@@ -187,6 +187,8 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
         require_unmade("optimizer", optimizer)
         require_unmade("server_optimizer", server_optimizer)
         self.save_hyperparameters()
+        if isinstance(self.hparams.get("network"), str):  # a function that the command line names
+            self.hparams["network"] = network
         require(
             0 < client_epochs <= MOST_EPOCHS,
             "client_epochs",

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from lightning_fedssl import Experiment
 from lightning_fedssl.algorithms import FedAvg, SemiFL
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.cli import main
@@ -323,6 +324,18 @@ def test_what_a_trusted_module_imports_is_not_trusted(tmp_path: Path, run: tuple
         for load in (network_of, load_network):
             with pytest.raises(ValueError, match="nothing of it was run"):
                 load(path if load is network_of else path.parent, trust=[__name__])
+
+
+def test_a_function_that_the_command_line_names_is_in_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "MARK", [])
+    values = {"model.network": f"{__name__}.marking", "trainer.max_rounds": 1, "trainer.default_root_dir": tmp_path}
+    trainer, model, data = Experiment.from_config("semifl_digits.yaml", values)
+    trainer.fit(model, data)
+    path = Path(str(trainer.log_dir), "checkpoints/last.ckpt")
+    assert_same(dict(network_of(path, trust=[__name__])[0].state_dict()), dict(model.network.state_dict()))
+    assert isinstance(SemiFL.load_from_checkpoint(path, trust=[__name__]).network, CNN)
 
 
 def test_modules_that_the_caller_trusts_are_built(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:
