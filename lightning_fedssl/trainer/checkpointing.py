@@ -229,7 +229,7 @@ def load_model(trainer: Run, path: Path) -> checkpoint_file.Checkpoint:
     if loaded["algorithm"] != name:
         raise ValueError(
             f"ckpt_path: {path} was written by {loaded['algorithm']}, but model is {name}; "
-            "use the config.yaml of the checkpoint's run folder"
+            f"give --model {loaded['algorithm']}, or the configuration of its run"
         )
     server = trainer.algorithm.server
     state = loaded["federation"]

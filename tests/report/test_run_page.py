@@ -53,6 +53,12 @@ def test_the_page_of_a_run_shows_its_parts_and_escapes_what_others_have_named(tm
     assert not page.live
 
 
+def test_pseudo_labels_are_left_out_where_none_can_be_judged(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=1)
+    trainer.fit(toy_semifl(threshold=1.0), ToyData())
+    assert "Pseudo-labels\n" not in Page(trainer.log_dir).text
+
+
 def test_clients_and_pseudo_labels_are_counted_once_on_any_number_of_ranks(tmp_path: Path) -> None:
     found = []
     for ranks in (1, 2):
