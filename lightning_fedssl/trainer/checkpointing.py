@@ -257,6 +257,19 @@ def load_model(trainer: Run, path: Path) -> checkpoint_file.Checkpoint:
     return loaded
 
 
+def load_personal(trainer: Run, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
+    """Load the weights that clients keep for themselves, for evaluation; say if some are missing.
+
+    Args:
+        trainer: The trainer.
+        loaded: What :func:`load_model` has returned.
+        path: Its file.
+    """
+    if trainer.algorithm.server.personal:
+        _read_states(trainer, loaded, path, needed=False)
+        trainer.algorithm.clients.load_state_dict(loaded["federation"]["clients"])
+
+
 _OF_END = ("test/", "bound/")
 """The beginnings of the scalars of a run's end."""
 
@@ -462,9 +475,11 @@ def _check_shapes(state: checkpoint_file.Checkpoint, path: Path) -> None:
                 )
 
 
-def _read_states(trainer: Run, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
+def _read_states(
+    trainer: Run, loaded: checkpoint_file.Checkpoint, path: Path, needed: bool = True
+) -> None:
     """Read the states of optimizers and clients; go on without those that are not there if that is
-    allowed.
+    allowed, or they are not needed.
     """
     missing = checkpoint_file.read_states(loaded, path)
     if loaded["federation"]["client_states_left_out"]:
@@ -473,13 +488,14 @@ def _read_states(trainer: Run, loaded: checkpoint_file.Checkpoint, path: Path) -
         return
     shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
     problem = (
-        f"{path} lacks the states (optimizers' momentum and the like) of {shown}, which "
-        f"last.ckpt has in {checkpoint_file.states_of(path.with_name('last.ckpt')).name}"
+        f"{path} lacks the states (clients' own weights, optimizers' momentum and the like) of "
+        f"{shown}, which last.ckpt has in "
+        f"{checkpoint_file.states_of(path.with_name('last.ckpt')).name}"
     )
-    if not trainer.allow_changed:
+    if needed and not trainer.allow_changed:
         raise ValueError(
             f"ckpt_path: {problem}: it can be evaluated and exported; to resume the run, give "
             "--ckpt_path last with this folder beside it, or let these states begin anew by "
             "--trainer.allow_changed true"
         )
-    _log.warning("resuming with new states: %s", problem)
+    _log.warning("going on without states: %s", problem)

@@ -51,7 +51,8 @@ def run_command(trainer: Run, stage: str) -> Metrics:
         )
         _log.warning("no ckpt_path given: the weights are %s", of)
     else:
-        checkpointing.load_model(trainer, ckpt_path)
+        loaded = checkpointing.load_model(trainer, ckpt_path)
+        checkpointing.load_personal(trainer, loaded, ckpt_path)
     if origin := trainer.algorithm.origin:
         checkpointing.check_same_samples(trainer, origin, ckpt_path)
         if (

@@ -93,6 +93,19 @@ def test_a_run_resumes_and_is_that_of_two_ranks_with_the_same_bits(tmp_path: Pat
     assert two.callback_metrics[name] == one.callback_metrics[name]
 
 
+def test_an_evaluation_of_a_checkpoint_has_the_clients_own_weights_or_says_that_it_lacks_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, own = partial(toy_fedavg, personal="classifier"), "client_test/personal_accuracy_mean"
+    trainer = toy_trainer(tmp_path, callbacks=ClientEvaluation())
+    trainer.fit(make(), labeled_clients())
+    for name, is_whole in (("last", True), ("best", False)):
+        tested = toy_trainer(tmp_path, callbacks=ClientEvaluation())
+        metrics = tested.test(make(), labeled_clients(), ckpt_path=name)
+        assert metrics.get(own) == (trainer.callback_metrics[own] if is_whole else None)
+        assert ("lacks the states (clients' own weights" in caplog.text) != is_whole
+
+
 def test_one_client_trains_as_in_federated_averaging(tmp_path: Path) -> None:
     """Shared and own part together are the weights of FedAvg, which sends both."""
     plain = toy_fedavg(client_weighting="uniform")
