@@ -23,6 +23,8 @@ from torch.nn import functional as F
 from lightning_fedssl.functional.losses import kl_divergence
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32, pseudo_label
 
+__all__ = ["Classification", "MultiLabel", "Regression", "Segmentation", "Task"]
+
 
 class Task(ABC):
     """Base class of tasks.

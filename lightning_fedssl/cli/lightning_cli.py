@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from jsonargparse import Namespace
 from lightning.pytorch.cli import (
     ArgsType,
     LightningArgumentParser,
@@ -118,11 +119,15 @@ class FederatedCLI(LightningCLI):
         parser.link_arguments("data", "model.init_args.task", _task_of, apply_on="instantiate")
 
     def before_instantiate_classes(self) -> None:
-        """Refuse to evaluate without a checkpoint, unless the weights come from a file.
+        """Refuse sections without keys, and to evaluate without a checkpoint, unless the weights
+        come from a file.
 
         Raises:
-            ValueError: If ``ckpt_path`` is missing.
+            ValueError: If ``trainer`` or ``data`` is no mapping, or ``ckpt_path`` is missing.
         """
+        for key in ("trainer", "data"):
+            if not isinstance(self._get(self.config, key), Namespace):
+                raise ValueError(f"{key}: give keys and values below it, or leave it out")
         start = self._get(self.config, "model").get("init_args.init_from")
         weights = self._get(self.config, "ckpt_path") or start
         if self.subcommand not in (None, "fit") and weights is None:

@@ -21,7 +21,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_fedssl.cli.config_files import find_config
 from lightning_fedssl.cli.messages import one_line
-from lightning_fedssl.cli.public import public_classes
+from lightning_fedssl.cli.public import PARTS
 from lightning_fedssl.storage.optional import how_to_install
 from lightning_fedssl.storage.other_names import OTHER_NAMES
 from lightning_fedssl.trainer import FederatedTrainer
@@ -34,6 +34,9 @@ _MOST_NAMED = 12
 
 _NOT_NAMED = ("help", "config", "print_config", "num_classes", "in_shape", "in_channels")
 """Options of the program, and those that the data set."""
+
+_PLACES = (*PARTS, torch.optim, lightning.pytorch.callbacks, lightning.pytorch.loggers)
+"""Where classes are that may be named."""
 
 _load_yaml = get_loader("yaml")
 
@@ -167,16 +170,16 @@ class Parser(LightningArgumentParser):
         if missing and (text := how_to_install(missing[1])) not in message:
             return f"; {text}"
         unknown = _UNKNOWN.search(message)
-        if unknown is None or "did you mean" in message or "its options are" in message:
+        if unknown is None or "did you mean" in message or "its options" in message:
             return ""
         kind, name = unknown[1], unknown[2].rpartition(".")[2]
+        known = {option.rpartition(".")[2]: option for option in _options(self)}
+        if "defaults" in known:  # of torch's Optimizer
+            return "; name a class before its options"
         if other := OTHER_NAMES.get(name):
             return "" if other in message else f"; {other}"
-        known = {option.rpartition(".")[2]: option for option in _options(self)}
         if kind.startswith("path"):
-            places = (torch.optim, lightning.pytorch.callbacks, lightning.pytorch.loggers)
-            classes = [*public_classes(), *(name for place in places for name in place.__all__)]
-            known = {name.lower(): name for name in classes}
+            known = {key.lower(): key for place in _PLACES for key in place.__all__ if key != name}
         strict = "NestedArg" in message
         close = difflib.get_close_matches(name.lower(), known, 1, 0.65 + 0.1 * strict)
         if close:

@@ -9,11 +9,12 @@ from lightning_fedssl import (
     models,
     schedules,
     system,
+    task,
     trainer,
     updates,
 )
 
-PARTS = (algorithms, callbacks, data, models, schedules, system, trainer, updates)
+PARTS = (algorithms, callbacks, data, models, schedules, system, task, trainer, updates)
 
 
 def public_classes() -> dict[str, object]:

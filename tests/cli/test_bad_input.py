@@ -29,13 +29,14 @@ OPTIONS = [
     ("--trainer.updates.factor 1", "updates"),
     ("--trainer.quarantine 1", "quarantine|give updates: [{class_path: Quarantine"),
     ("--model SemiFLL", "model|did you mean SemiFL?"),
-    ("--model semifl", "there is no class semifl|did you mean SemiFL?"),
+    ("--model semifl", "semifl|did you mean SemiFL?"),
     ("--model.optimizer adam", "did you mean Adam?"),
     ("--model nomethod.MyMethod", "nomethod"),
     ("--model torch.nn.Linear", "model|Linear"),
     ("--model FedAvg", "FedAvg|data.label_location|clients"),
     ("--model.treshold 0.5", "SemiFL|did you mean threshold?"),
     ("--model.threshold 2", "model.threshold|2"),
+    ("--model.network torchvision.models.resnet18 --model.network.weights DEFAULT", "class_path|init_args"),
     ("--model.network.hiden 64", "model.network|MLP|did you mean hidden?"),
     ("--trainer.updates Median", "trainer.updates|[Median]"),
     ("--model.network MPL", "network|did you mean MLP?"),
@@ -55,6 +56,7 @@ OPTIONS = [
     ("--data.dataset mnist", "data.root|data.download"),
     ("--data.dataset image_folder", "data.image_size"),
     ("--data.dataset BreastCancer", "data.weak|auto"),
+    ("--data.task Regresion", "data.task|did you mean Regression?"),
     ("--data.partition.alpha 1", "alpha"),
     ("--data.partition Dirichlet --data.partition.alpha 0", "data.partition|alpha"),
     ("--data.partition Shards --data.partition.classes_per_client 11", "classes_per_client"),
@@ -87,6 +89,8 @@ FILES = {
     "key.yaml": ("trainer: {max_round: 3}\n", "key.yaml: ", "did you mean trainer.max_rounds?"),
     "tag.yaml": ("trainer: !!python/object/apply:os.system ['touch ran']\n", "tag.yaml: ", "could not determine"),
     "text.yaml": ("hello\n", "text.yaml: ", "keys"),
+    "number.yaml": ("model: 3\n", "number.yaml: model: ", "class"),
+    "list.yaml": ("data: [1]\n", "data: ", "keys"),
 }
 """Configurations: content, how the message begins, and words of it."""
 
