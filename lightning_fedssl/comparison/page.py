@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -84,7 +85,11 @@ def _curves(
                     [(row[place] / unit, row[metric]) for row in curve(one.rows, one.run.task)]
                 )
         name = f"{entry.label} (bound)" if entry.role == "bound" else entry.label
-        columns = [[*zip(*points, strict=True)] for points in zip(*seeds, strict=False)]
+        columns = []
+        for points in zip(*seeds, strict=False):
+            xs, ys = zip(*points, strict=True)
+            if sum(xs) and math.isfinite(sum(ys)):  # without bytes there is no curve over them
+                columns.append((xs, ys))
         lines[name] = [(fmean(xs), fmean(ys)) for xs, ys in columns]
         bands[name] = [(fmean(xs), min(ys)) for xs, ys in columns]
         bands[name] += [(fmean(xs), max(ys)) for xs, ys in reversed(columns)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,10 @@ def test_the_page_of_a_suite_has_tables_curves_and_links_and_escapes_names(tmp_p
         replace(one, run=replace(one.run, folder=tmp_path / "runs" / f"{one.run.entry.label} {one.run.seed}"))
         for one in outcomes
     ]
+    for one in placed[:3]:  # the bound, one value of which is no number
+        one.rows[1]["val/accuracy"] = math.inf
+        for row in one.rows:
+            row["communication/upload_bytes"] = 0
     version = placed[-1].run.folder / "lightning_logs/version_0"
     version.mkdir(parents=True)
     (version / "report.html").touch()
@@ -29,7 +34,7 @@ def test_the_page_of_a_suite_has_tables_curves_and_links_and_escapes_names(tmp_p
     assert "7 of 9 runs have finished. G: Good, test 73.0 ± 12.5 %, difference to Bound +13.0 (+6.4 to +19.6)" in (
         " ".join(page.text.split())
     )
-    assert page.tags.count("path") == 2 * 2 * 3  # means and ranges
+    assert page.tags.count("path") == 2 * (3 + 2)  # means and ranges; over bytes not those of the bound
     (address,) = page.addresses
     assert address.endswith("/lightning_logs/version_0/report.html")
     assert " " not in address
