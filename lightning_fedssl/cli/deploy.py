@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-import sys
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -166,9 +165,8 @@ def run_demo(folder: Path) -> int:
         )
         with federation.log("run").open(encoding="utf-8", errors="replace") as log:
             while run.poll() is None:
-                sys.stdout.write(log.read())
-                sys.stdout.flush()
                 time.sleep(0.2)
+                print(log.read(), end="", flush=True)
     text = federation.log("run").read_text(encoding="utf-8", errors="replace")
     print(f"the logs of server and nodes, and the run, are in {folder}")
     return 0 if re.search(r"^test/accuracy \d", text, re.MULTILINE) else 1

@@ -106,17 +106,13 @@ class Suite:
         for place, values in named.items():
             if doubled := [value for value, count in Counter(values).items() if count > 1]:
                 yield f"{place}: {doubled[0]!r} is there twice; give each its own"
-        places = {"overrides": self.overrides}
-        for group in self.groups:
-            places[group.title] = group.overrides
-            for entry in group.entries:
-                places[entry.label] = entry.overrides
-        for place, overrides in places.items():
+        parts: list[Any] = [self, *self.groups, *self.entries]
+        for part in parts:
             for key, remedy in TAKEN.items():
-                if _has(overrides, key):
+                if _has(part.overrides, key):
                     yield (
-                        f"{place}: the comparison sets {key} for every run; leave it out, and give "
-                        f"{remedy}"
+                        f"{getattr(part, 'label', 'overrides')}: the comparison sets {key} for "
+                        f"every run; leave it out, and give {remedy}"
                     )
 
 

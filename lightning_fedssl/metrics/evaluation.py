@@ -84,9 +84,6 @@ class PresentAUROC(MulticlassAUROC):
         num_classes: Number of classes.
     """
 
-    def __init__(self, num_classes: int) -> None:
-        super().__init__(num_classes, average="none")
-
     @property
     def is_defined(self) -> bool:
         """Whether the samples have two classes or more.
@@ -113,9 +110,6 @@ class PresentRecall(MulticlassRecall):
         num_classes: Number of classes.
     """
 
-    def __init__(self, num_classes: int) -> None:
-        super().__init__(num_classes, average="none")
-
     def compute(self) -> Tensor:
         """Recall ``(num_classes,)``; torchmetrics gives 0 for a class without a sample."""
         samples = torch.as_tensor(self.tp) + torch.as_tensor(self.fn)
@@ -128,9 +122,6 @@ class PresentAveragePrecision(MultilabelAveragePrecision):
     Args:
         num_labels: Number of classes.
     """
-
-    def __init__(self, num_labels: int) -> None:
-        super().__init__(num_labels, average="none", ignore_index=-1)
 
     def compute(self) -> Tensor:  # type: ignore[override]
         """The mean over classes with a sample, for the others torchmetrics gives 0; or NaN."""
@@ -150,13 +141,13 @@ _NAMED: dict[str, Callable[..., Metric]] = {
     "accuracy": partial(MulticlassAccuracy, average="micro"),
     "largest_class_share": LargestClassShare,
     "macro_f1": partial(MulticlassF1Score, average="macro"),
-    "recall": PresentRecall,
-    "auroc": PresentAUROC,
+    "recall": partial(PresentRecall, average="none"),
+    "auroc": partial(PresentAUROC, average="none"),
     "calibration_error": partial(MulticlassCalibrationError, n_bins=15, norm="l1"),
     "confusion_matrix": MulticlassConfusionMatrix,
     "iou": partial(MulticlassJaccardIndex, ignore_index=-1),
     "dice": partial(MulticlassF1Score, average="macro", ignore_index=-1),
-    "average_precision": PresentAveragePrecision,
+    "average_precision": partial(PresentAveragePrecision, average="none", ignore_index=-1),
     "f1": partial(MultilabelF1Score, ignore_index=-1),
     "mae": MeanAbsoluteError,
     "r2": DefinedR2,
