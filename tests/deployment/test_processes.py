@@ -1,6 +1,6 @@
 """Federations of real processes on this machine: Flower's SuperLink and SuperNodes, with TLS.
 
-All tests share one SuperLink and three nodes.
+All tests share one SuperLink and three nodes. The nodes are connected through a relay that reads what they send.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -21,8 +22,10 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install .[flowe
 
 from lightning_fedssl.cli import FederatedCLI
 from lightning_fedssl.cli.deploy import main, write_app
-from lightning_fedssl.deployment.demo import LocalFederation
+from lightning_fedssl.deployment.demo import LocalFederation, free_port
 from lightning_fedssl.storage import checkpoint_file
+
+from .relay import Relay
 
 pytestmark = pytest.mark.slow  # test_server.py shows the same in one process
 
@@ -33,9 +36,15 @@ PATIENCE = 900
 class Federation(LocalFederation):
     """A SuperLink, and nodes of the clients 0, 1 and 2."""
 
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.relayed = free_port()
+        self.relay = Relay(self.folder, self.relayed, self.port)
+
     def start_client(self, client: int) -> None:
-        """Start the node of a client."""
-        self.start_node(f"node-{client}", f"client={client}")
+        """Start the node of a client, behind the relay."""
+        with mock.patch.object(self, "port", self.relayed):
+            self.start_node(f"node-{client}", f"client={client}")
 
     def kill(self, name: str) -> None:
         """Kill a process and those that it started."""
@@ -77,6 +86,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         for client in range(3):
             federation.start_client(client)
         yield federation
+    federation.relay.close()
 
 
 def options_of(tmp_path: Path, config: str, *more: str) -> list[str]:
@@ -88,10 +98,10 @@ def options_of(tmp_path: Path, config: str, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
-def assert_equals_the_simulation(tmp_path: Path, options: list[str]) -> None:
+def assert_equals_the_simulation(tmp_path: Path, options: list[str]) -> FederatedCLI:
     """The server's weights and buffers are those of the simulation, which runs here."""
     root = f"--trainer.default_root_dir={tmp_path / 'simulation'}"
-    FederatedCLI(args=["fit", *options, root, "--trainer.enable_progress_bar=false"])
+    cli = FederatedCLI(args=["fit", *options, root, "--trainer.enable_progress_bar=false"])
     deployed, simulated = (
         checkpoint_file.load(checkpoint_file.find("last", tmp_path / name)) for name in ("server", "simulation")
     )
@@ -100,16 +110,27 @@ def assert_equals_the_simulation(tmp_path: Path, options: list[str]) -> None:
         assert deployed["federation"][part].keys() == simulated["federation"][part].keys()
         for name, tensor in simulated["federation"][part].items():
             torch.testing.assert_close(deployed["federation"][part][name], tensor, rtol=0, atol=1e-10)
+    return cli
 
 
-def test_real_processes_equal_the_simulation(federation: Federation, tmp_path: Path) -> None:
+def test_real_processes_equal_the_simulation_and_send_no_image(federation: Federation, tmp_path: Path) -> None:
+    """What nodes and server sent can be read at the relay, as names of tensors are in it."""
     options = options_of(tmp_path, "semifl", "--model.server_epochs=5", "--model.client_epochs=1")
     options += ["--model.threshold=0.2"]
+    federation.relay.clear()
     federation.submit(tmp_path, options, "semifl")
     federation.wait_for("semifl", "test/accuracy")
-    assert_equals_the_simulation(tmp_path, options)
+    cli = assert_equals_the_simulation(tmp_path, options)
     with next((tmp_path / "server").rglob("metrics.csv")).open() as file:
         assert [row["client/trained"] for row in csv.DictReader(file) if row["client/trained"]][-1] == "3.0"
+    relay = federation.relay
+    assert any(b"network." in stream for stream in relay.up)
+    for client in range(3):
+        data = cli.datamodule.local_data(client, 1)
+        for row in (image[0, 2:6] for image in data.images[data.unlabeled[:3]]):
+            forms = [row, row.double() / 255, row.float() / 255]
+            secrets = [form.numpy().tobytes() for form in forms]
+            assert not any(secret in stream for secret in secrets for stream in (*relay.up, *relay.down))
 
 
 def test_a_federation_whose_server_and_node_are_killed_equals_the_simulation(
