@@ -19,7 +19,7 @@ from lightning_fedssl.algorithms import SemiFL
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.metrics.evaluation import EvaluationMetrics, scalars
 from lightning_fedssl.storage import checkpoint_file
-from tests.toy import ToyData, toy_semifl, toy_trainer
+from tests.toy import ToyData, forked, toy_semifl, toy_trainer
 
 ALL: list[Any] = ["macro_f1", "recall", "auroc", "calibration_error", "confusion_matrix", MulticlassCohenKappa]
 LABELS = torch.tensor([0, 0, 1, 2, 2, 2])
@@ -166,6 +166,17 @@ def test_a_run_logs_and_watches_them(tmp_path: Path) -> None:
     assert matrix.sum() == 60
     accuracy = float(trainer.callback_metrics["test/accuracy"])
     assert float(matrix.diagonal().sum() / 60) == pytest.approx(accuracy)
+
+
+def test_two_ranks_log_the_metrics_of_one(tmp_path: Path) -> None:
+    found = []
+    for ranks in (1, 2):
+        trainer = toy_trainer(tmp_path / str(ranks), max_rounds=1, precision="64-true", metrics=ALL, **forked(ranks))
+        trainer.fit(toy_semifl(), ToyData(eval_batch_size=7))
+        found.append({n: float(v) for n, v in trainer.callback_metrics.items() if n.startswith(("val/", "test/"))})
+    assert found[0].keys() == found[1].keys()
+    for name, value in found[0].items():
+        assert found[1][name] == pytest.approx(value, abs=1e-9), name
 
 
 class NoLoss(SemiFL):
