@@ -53,7 +53,7 @@ class RunReport(PhaseProfiler):
 
     The page needs no network. It is written before the first round, after rounds (in at most 2 % of
     the time), and when the run ends, is stopped or fails. While the run goes on, a browser loads it
-    again every few seconds; ``lightning-fedssl watch`` serves it. A resumed run continues tables
+    again every few seconds. A resumed run continues tables
     and, with a CSV file of scalars, curves; times and warnings are those of the last command. Part
     of every run with a folder. It does not affect training; true labels are used to count wrong
     pseudo-labels (:class:`PseudoLabelQuality`).

@@ -6,13 +6,12 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: two ranks and one must sum alike
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 torch.set_num_threads(1)
 
@@ -37,29 +36,6 @@ def _clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del os.environ[name]
     os.environ.update(before)
     torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _pictures_are_drawn_once() -> Iterator[None]:
-    """Every run draws its partition, which takes as long as a toy's training: equal counts have the same picture."""
-    from torch.utils.tensorboard import writer
-
-    from lightning_fedssl.data.partition import statistics  # not before a plugin has hidden packages
-
-    draw, drawn = statistics.heatmap, dict[Hashable, Figure]()
-
-    def heatmap(stats: statistics.PartitionStatistics) -> Figure:
-        counts = stats.class_counts, stats.unknown_counts
-        key = tuple(None if t is None else (t.shape, t.numpy().tobytes()) for t in counts)
-        if key not in drawn:
-            drawn[key] = draw(stats)
-            drawn[key].set_dpi(10)  # TensorBoard compresses the pixels at every run
-        return drawn[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(statistics, "heatmap", heatmap)
-        patch.setattr(writer, "figure_to_image", functools.cache(vars(writer)["figure_to_image"]))
-        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,7 +16,6 @@ TRAINER = {
 
 SCRIPTS = {
     "compare": "run many configurations over seeds on the same partitions; tables and a page",
-    "watch": "show a run in the browser as it goes on",
     "partition": "draw the partition of the images, and show it, without training",
     "export": "write a checkpoint's network as safetensors, torch.export, ONNX or a folder for a "
     "model hub",

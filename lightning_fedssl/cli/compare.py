@@ -76,7 +76,7 @@ def main(
         script = [os.path.abspath(sys.argv[0])]
     command = [sys.executable, *script]
     jobs = max(1, options.jobs)
-    return compare(suite, runs, folder, jobs, command, command_line, options.only, options.force)
+    return compare(suite, runs, folder, jobs, command, command_line, options.only)
 
 
 def parser() -> Parser:
@@ -88,7 +88,6 @@ def parser() -> Parser:
     made.add_argument(
         "--output", type=str | None, help="Output folder; default runs/compare/<suite>."
     )
-    made.add_argument("--force", action="store_true", help="Train again what has finished.")
     made.add_argument(
         "--only",
         type=list[str] | None,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_fedssl.cli.parser import ConfigFile, Parser
 from lightning_fedssl.data.datamodule import FederatedDataModule
-from lightning_fedssl.data.partition.statistics import PartitionStatistics, heatmap
+from lightning_fedssl.data.partition.statistics import PartitionStatistics
 from lightning_fedssl.storage.files import write_table
 
 DESCRIPTION = """\
@@ -25,7 +25,7 @@ read.
   lightning-fedssl partition --data.num_clients 50 --data.partition Dirichlet \\
       --data.partition.alpha 0.1
   lightning-fedssl partition --config fedrgd_digits.yaml --output p
-      partition.json, clients.csv and partition.png
+      partition.json and clients.csv
 
 A saved partition.json can be used again:
   --data.partition FromFile --data.partition.path p/partition.json
@@ -66,9 +66,7 @@ def main(
         folder.mkdir(parents=True, exist_ok=True)
         data.split.save(folder / "partition.json")
         _write_csv(folder / "clients.csv", data.statistics)
-        heatmap(data.statistics).savefig(folder / "partition.png")
-        for name in ("partition.json", "clients.csv", "partition.png"):
-            print(f"written: {folder / name}")
+        print(f"written: {folder / 'partition.json'} and clients.csv")
     return 0
 
 
@@ -82,7 +80,7 @@ def parser(datamodule_class: type[FederatedDataModule]) -> Parser:
     made.add_argument(
         "--output",
         type=str | None,
-        help="Folder for partition.json, clients.csv and the plot.",
+        help="Folder for partition.json and clients.csv.",
     )
     made.add_argument(
         "--clients",

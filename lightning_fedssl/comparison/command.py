@@ -27,7 +27,6 @@ def compare(
     command: Sequence[str],
     command_line: str,
     only: Collection[str] | None = None,
-    force: bool = False,
 ) -> int:
     """Train the runs of a suite that have no result yet, and report on all of them.
 
@@ -40,7 +39,6 @@ def compare(
         command_line: The user's command line, which the report quotes.
         only: Labels of the entries to train; the others are reported as far as they have finished.
             None: all.
-        force: Train also the runs that have a result.
 
     Returns:
         The exit code: 0 if all runs finished, 1 if a run failed, 130 if the comparison was
@@ -71,7 +69,7 @@ def compare(
     show()
     with terminable():
         try:
-            train(wanted, command, jobs, ended, force, SuiteProgress(wanted).show)
+            train(wanted, command, jobs, ended, SuiteProgress(wanted).show)
         except KeyboardInterrupt:
             interrupted = True
     outcomes += known

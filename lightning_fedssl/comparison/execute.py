@@ -79,8 +79,7 @@ def train(
     command: Sequence[str],
     jobs: int,
     ended: Callable[[Outcome], None],
-    force: bool = False,
-    watch: Callable[[list[Run]], None] = lambda training: None,
+    watch: Callable[[], None] = lambda: None,
 ) -> None:
     """Train the runs that have no result yet.
 
@@ -92,8 +91,7 @@ def train(
         command: The program that runs ``fit``, with the arguments before ``fit``.
         jobs: The number of processes at the same time.
         ended: Called with every outcome when its run ends.
-        force: Train also the runs that have a result, from the beginning.
-        watch: Called again and again with the runs that are training.
+        watch: Called again and again while runs are training.
 
     Raises:
         KeyboardInterrupt: After the processes have ended.
@@ -104,15 +102,15 @@ def train(
     try:
         while waiting or training:
             for run in list(waiting):
-                rows = [] if force else rounds(run.folder)
+                rows = rounds(run.folder)
                 if is_finished(rows):
                     waiting.remove(run)
                     ended(Outcome(run, rows, "cached"))
                 elif len(training) < jobs and (lock := lock_folder(run.folder)):
                     waiting.remove(run)
-                    training.append(_start(run, command, lock, force))
+                    training.append(_start(run, command, lock))
             time.sleep(POLL_SECONDS)
-            watch([attempt.run for attempt in training])
+            watch()
             for attempt in [a for a in training if a.process.poll() is not None]:
                 training.remove(attempt)
                 ended(_outcome(attempt))
@@ -125,12 +123,12 @@ def train(
         raise
 
 
-def _start(run: Run, command: Sequence[str], lock: FileLock, force: bool) -> Attempt:
+def _start(run: Run, command: Sequence[str], lock: FileLock) -> Attempt:
     config = run.folder / "config.yaml"
     config.write_text(run.resolved.text, encoding="utf-8")
     options = ["fit", "--config", str(config), "--seed_everything", str(run.seed)]
     options += ["--trainer.default_root_dir", str(run.folder)]
-    if not force and has_checkpoint(run.folder):
+    if has_checkpoint(run.folder):
         options += ["--ckpt_path", "last"]
     else:
         shutil.rmtree(run.folder / "lightning_logs", ignore_errors=True)

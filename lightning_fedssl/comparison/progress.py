@@ -1,4 +1,4 @@
-"""Says how far the runs of a comparison are, and how long the others will take."""
+"""Says how far a comparison is, and how long the rest will take."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIRST = 10.0
 
 
 class SuiteProgress:
-    """Prints a line for each run that is training and one for all, seldom in a long comparison.
+    """Prints a line for all runs, seldom in a long comparison.
 
     Args:
         runs: The runs to train.
@@ -23,25 +23,19 @@ class SuiteProgress:
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._runs = runs
-        self._before = sum(self._done().values())
+        self._before = self._done()
         self._began = time.monotonic()
         self._next = FIRST
 
-    def show(self, training: Sequence[Run]) -> None:
-        """Report on the runs that are training, if it is time."""
+    def show(self) -> None:
+        """Report, if it is time."""
         seconds = time.monotonic() - self._began
         if seconds < self._next:
             return
         self._next = seconds + min(max(FIRST, seconds / 4), 60 * FIRST)
-        each = self._done()
-        for run in training:
-            print(f"  {run.name}: round {each[run.name]} of {run.max_rounds}")
-        done, total = sum(each.values()), sum(run.max_rounds for run in self._runs)
-        left = seconds * (total - done) / max(done - self._before, 1)
-        print(
-            f"  all runs: round {done} of {total}, about {tqdm.format_interval(left)} left",
-            flush=True,
-        )
+        done, total = self._done(), sum(run.max_rounds for run in self._runs)
+        left = tqdm.format_interval(seconds * (total - done) / max(done - self._before, 1))
+        print(f"  all runs: round {done} of {total}, about {left} left", flush=True)
 
-    def _done(self) -> dict[str, int]:
-        return {run.name: len(rounds(run.folder)) for run in self._runs}
+    def _done(self) -> int:
+        return sum(len(rounds(run.folder)) for run in self._runs)

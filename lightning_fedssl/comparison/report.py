@@ -1,8 +1,7 @@
 """The tables of a comparison.
 
-``results.csv`` has a row for each run, ``curves.csv`` one for each evaluation, and
-``pseudo_labels.csv`` one for each round in which clients labelled images. ``summary.csv`` and
-``results.tex`` have the tables of the page, for programs and papers.
+``results.csv`` has a row for each run, and ``curves.csv`` one for each evaluation. ``summary.csv``
+and ``results.tex`` have the tables of the page, for programs and papers.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_fedssl.comparison.execute import Outcome
 from lightning_fedssl.comparison.plan import code_version, hash_of
-from lightning_fedssl.comparison.results import Row, curve, pseudo_labels, summary
+from lightning_fedssl.comparison.results import Row, curve, summary
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
 from lightning_fedssl.comparison.verdicts import FEWEST, paired, verdict
 from lightning_fedssl.functional.by_name import mapped, places
@@ -65,15 +64,12 @@ def write_csv_files(folder: Path, suite: Suite, outcomes: Sequence[Outcome]) -> 
     place = places(entry.label for entry in suite.entries)
     results = []
     curves = []
-    labels = []
     for outcome in sorted(outcomes, key=lambda one: (place[one.run.entry.label], one.run.seed)):
         run = {"label": outcome.run.entry.label, "seed": outcome.run.seed}
         results.append(_result_row(outcome, suite.target))
         curves += [run | _plain(row) for row in curve(outcome.rows, outcome.run.task)]
-        labels += [run | _plain(row) for row in pseudo_labels(outcome.rows)]
     _write_csv(folder / "results.csv", results)
     _write_csv(folder / "curves.csv", curves)
-    _write_csv(folder / "pseudo_labels.csv", labels)
 
 
 def write_tables(folder: Path, suite: Suite, results: Results) -> None:

@@ -17,15 +17,6 @@ if TYPE_CHECKING:
 Row = dict[str, float]
 """Numbers by name: the scalars of one round with the round as ``step``, or a row of a CSV file."""
 
-_LABELS = {
-    "mask_rate": "client/mask_rate",
-    "confident_accuracy": "pseudo_label/confident_accuracy",
-    "all_accuracy": "pseudo_label/accuracy",
-    "round_s": "time/round_s",
-}
-"""Columns on the pseudo-labels that clients used in a round, and their scalars: shares from 0 to 1,
-and the time."""
-
 
 def rounds(folder: Path) -> list[Row]:
     """The scalars of every round, in order.
@@ -68,20 +59,6 @@ def curve(rows: Sequence[Row], task: Task) -> list[Row]:
         if f"val/{task.monitor}" in row:
             point = {"round": row["step"], task.monitor: row[f"val/{task.monitor}"], "bytes": sent}
             found.append(point | {"seconds": row.get("system/seconds", nan)})
-    return found
-
-
-def pseudo_labels(rows: Sequence[Row]) -> list[Row]:
-    """A row for each round in which clients labelled images; NaN for what a method does not log.
-
-    Args:
-        rows: The scalars of a run's rounds, in order.
-    """
-    found = []
-    for row in rows:
-        if row.keys() & {*_LABELS.values()} - {"time/round_s"}:
-            values = {column: row.get(name, nan) for column, name in _LABELS.items()}
-            found.append({"round": row["step"], **values})
     return found
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 from lightning_fedssl.cli import FederatedCLI, main
 from lightning_fedssl.cli.partition import _write_csv, client_table
@@ -79,13 +78,6 @@ def test_a_saved_partition_is_shown_as_it_was(capsys: pytest.CaptureFixture[str]
     first = drawn(capsys, *SMALL, "--data.partition", "Dirichlet", "--output", "out")
     again = drawn(capsys, *SMALL, "--data.partition", "FromFile", "--data.partition.path", "out/partition.json")
     assert [line for line in again if "hash" in line] == [line for line in first if "hash" in line]
-
-
-def test_the_heat_map_is_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "written: folder/partition.png" in drawn(capsys, *SMALL, "--output", "folder")
-    picture = Image.open("folder/partition.png")
-    assert picture.size == (1100, 506)
-    assert len(picture.getcolors(10**6) or []) > 3
 
 
 def test_the_environment_sets_what_nothing_else_sets(

@@ -33,10 +33,10 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execute, "POLL_SECONDS", 0.02)
 
 
-def trained(runs: list[Run], jobs: int = 1, force: bool = False) -> dict[str, Outcome]:
+def trained(runs: list[Run], jobs: int = 1) -> dict[str, Outcome]:
     """How every run ended, by its name."""
     outcomes: list[Outcome] = []
-    train(runs, FAKE, jobs, outcomes.append, force)
+    train(runs, FAKE, jobs, outcomes.append)
     return {outcome.run.name: outcome for outcome in outcomes}
 
 
@@ -53,8 +53,7 @@ def test_runs_are_trained_once_with_their_seed_and_configuration() -> None:
     again = trained(runs)
     assert [len(outcome.rows) for outcome in again.values()] == [3, 3, 1]
     assert {outcome.how for outcome in again.values()} == {"cached"}
-    assert {outcome.how for outcome in trained(runs[:1], force=True).values()} == {"trained"}
-    assert attempts(runs[0]) == ["seed 0 from round 1"] * 2
+    assert attempts(runs[0]) == ["seed 0 from round 1"]
 
 
 def test_a_comparison_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,7 +62,6 @@ def test_a_comparison_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys
     trained(runs[:1])
     train(runs, FAKE, 1, lambda outcome: None, watch=progress.SuiteProgress(runs).show)
     lines = capsys.readouterr().out.splitlines()
-    assert any(re.fullmatch("  B, seed 0: round [1-6] of 6", line) for line in lines)
     assert any(re.fullmatch(r"  all runs: round [3-8] of 8, about 00:\d\d left", line) for line in lines)
 
 

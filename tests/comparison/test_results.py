@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_fedssl.comparison.results import are_whole, curve, is_finished, pseudo_labels, rounds, summary
+from lightning_fedssl.comparison.results import are_whole, curve, is_finished, rounds, summary
 from lightning_fedssl.task import Classification
 
 
@@ -54,10 +54,3 @@ def test_a_summary_adds_up_bytes_and_keeps_the_best_round() -> None:
     }  # fmt: skip
     assert math.isnan(summary(rows, Classification(), 0.76)["rounds_to_target"])
     assert math.isnan(summary(rows, Classification())["target"])
-
-
-def test_rounds_in_which_clients_labelled_images_have_a_row() -> None:
-    rows = [{"step": 1, "time/round_s": 1.0}, {"step": 2, "client/mask_rate": 0.5, "time/round_s": 2.0}]
-    (found,) = pseudo_labels(rows)
-    assert (found["round"], found["mask_rate"], found["round_s"]) == (2, 0.5, 2.0)
-    assert math.isnan(found["all_accuracy"])

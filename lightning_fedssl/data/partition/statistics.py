@@ -1,23 +1,15 @@
-"""Statistics of a partition: counts, class skew, a summary as text, and a picture."""
+"""Statistics of a partition: counts, class skew, and a summary as text."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_fedssl.data.partition.federated_split import FederatedSplit
 from lightning_fedssl.data.partition.index_lists import IndexLists
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_MOST_NAMED = 20
-"""The largest number of classes, or of clients, of which a picture shows the names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,40 +175,3 @@ def _span(values: Tensor) -> str:
     low = int(values.min())
     high = int(values.max())
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
-def heatmap(stats: PartitionStatistics) -> Figure:
-    """A picture of a partition: how many images of each class (row) every client (column) holds.
-
-    A strip above the map shows the clients' sizes.
-
-    Args:
-        stats: The partition's statistics.
-    """
-    from matplotlib.colors import PowerNorm
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    clients, classes = stats.class_counts.shape
-    figure = Figure(figsize=(10, 4.6), dpi=110, layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 3.6))
-    above.stairs(stats.sizes.numpy(), np.arange(clients + 1) - 0.5, fill=True, color="#6baed6")
-    above.set(ylabel=f"{stats.noun}s", ylim=(0, None))
-    # A square-root scale, because the few large shares of a skewed partition would hide all others.
-    scale = PowerNorm(0.5, vmin=0, vmax=max(int(stats.class_counts.max()), 1))
-    cells = below.imshow(
-        stats.class_counts.T.numpy(), cmap="Blues", norm=scale, aspect="auto", origin="lower",
-        interpolation="nearest",
-    )  # fmt: skip
-    below.set(xlabel="client", ylabel="class")
-    below.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    if stats.client_names and clients <= _MOST_NAMED:
-        below.set_xticks(range(clients), stats.client_names)
-    if classes <= _MOST_NAMED:
-        below.set_yticks(range(classes), stats.class_names or None)
-    figure.colorbar(cells, ax=[above, below], label=f"{stats.noun}s of the class")
-    skew = f"R = {stats.class_skew:.2f}, {stats.effective_classes:.1f} effective classes per client"
-    known = f"class skew {skew}" if len(stats.histograms) else "classes not known"
-    title = f"{plural(clients, 'client')}, {_span(stats.sizes)} {stats.noun}s each: {known}"
-    figure.suptitle(title, fontsize=11)
-    return figure

@@ -1,28 +1,18 @@
-"""Class skew, summary and picture of a partition."""
+"""Class skew and summary of a partition."""
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from numpy.typing import NDArray
 
 from lightning_fedssl.data.partition.base import Dirichlet, Iid, Shards
-from lightning_fedssl.data.partition.statistics import PartitionStatistics, heatmap, statistics
+from lightning_fedssl.data.partition.statistics import statistics
 from tests.data.partition.helpers import CIFAR_LABELS, draw, hand_split
-
-
-def pixels(stats: PartitionStatistics) -> NDArray[np.uint8]:
-    """The picture of a partition, ``(height, width, 4)``."""
-    canvas: Any = FigureCanvasAgg(heatmap(stats))
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba()).copy()
 
 
 def test_statistics_by_hand() -> None:
@@ -60,21 +50,11 @@ def test_summary_is_a_few_plain_lines() -> None:
     assert "clients: 40 labelled images, 40 at each client" in clients
 
 
-def test_summary_and_heatmap_bear_empty_clients() -> None:
+def test_a_summary_bears_empty_clients() -> None:
     labels = torch.arange(50) % 10
     stats = statistics(draw(Iid(), labels, 3, "all"), labels, 10)
     assert stats.summary().startswith("3 clients: 0 images each")
     assert stats.class_skew == stats.effective_classes == 0
-    assert pixels(stats).min() < 255
-
-
-@pytest.mark.parametrize("num_clients", [1, 100, 3000])
-def test_heatmap_is_a_picture(num_clients: int) -> None:
-    labels = torch.arange(6000) % 10
-    stats = statistics(draw(Dirichlet(0.3, 1), labels, num_clients, 40), labels, 10)
-    picture = pixels(stats)
-    assert picture[..., :3].min() < 100
-    assert picture[0, 0].tolist() == [255] * 4
 
 
 def test_unknown_classes_are_not_called_alike() -> None:
@@ -83,14 +63,5 @@ def test_unknown_classes_are_not_called_alike() -> None:
     assert "the classes of the clients' images are not known" in unknown.summary()
     assert "alike" not in unknown.summary()
     assert unknown.summary().splitlines()[2] == "of unknown class: 3 images at the clients"
-    assert pixels(unknown).min() < 255
     partly = statistics(hand_split([0, 2], [1, 3]), labels, 2)
     assert "class skew R = 1.000 (0: all clients alike, 1: no class in common) of known class" in partly.summary()
-
-
-def test_the_picture_names_classes_and_clients() -> None:
-    split, labels = hand_split([0], [1]), torch.tensor([0, 1])
-    plain = pixels(statistics(split, labels, 2))
-    named = pixels(statistics(split, labels, 2, "image", ("benign", "malignant"), ("north", "south")))
-    assert plain.shape == named.shape
-    assert not np.array_equal(plain, named)
