@@ -77,7 +77,7 @@ _MODULES = {
     "run": "Run",
     "trainer": "FederatedTrainer",
     "updates": """
-        ALIE Aggregator Arrival Attack CentralDP Krum LabelFlip Median
+        Aggregator Arrival Attack CentralDP Krum Median
         PseudoLabelPoison Quarantine SignFlip TrimmedMean UpdateRule
     """,
 }

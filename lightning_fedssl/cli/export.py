@@ -12,7 +12,6 @@ from typing import Any, Literal
 from lightning_fedssl.cli.parser import ConfigFile, Parser
 from lightning_fedssl.export import export, network_of
 from lightning_fedssl.export.description import dtype_of
-from lightning_fedssl.export.hub import push_to_hub
 from lightning_fedssl.storage import checkpoint_file
 
 DESCRIPTION = """\
@@ -21,7 +20,6 @@ torch, torchvision, timm and peft are built; your own where --trust names their 
 
   lightning-fedssl export --config semifl_digits.yaml --ckpt_path best --format hub \\
       --output my_model
-  lightning-fedssl export --config semifl_digits.yaml --format hub --push_to_hub you/your-model
 """
 
 FORMAT = """\
@@ -32,8 +30,6 @@ TEXTS = {
     "ckpt_path": "A checkpoint, or best or last of the newest run; left out: its chosen.ckpt "
     "(LabelsAlone), else best.",
     "output": "Output folder; default: export/ in the run.",
-    "push_to_hub": "Upload what is written to this repository of Hugging Face's hub, such as "
-    "you/your-model, best with --format hub; a new repository is private.",
     "default_root_dir": "Folder to search for best and last.",
 }
 """Options that take a text, and their help."""
@@ -65,12 +61,8 @@ def main(arguments: Sequence[str]) -> int:
         f"read: {checkpoint}, {description['algorithm'].rpartition('.')[2]}, round "
         f"{description['rounds']}"
     )
-    paths = export(network, description, folder, options.format)
-    for path in paths:
+    for path in export(network, description, folder, options.format):
         print(f"written: {path}")
-    if options.push_to_hub:
-        push_to_hub(options.push_to_hub, paths)
-        print(f"uploaded: https://huggingface.co/{options.push_to_hub}")
     trained = description.get("trained_dtype")
     written = dtype_of(network)
     if trained not in (None, written):

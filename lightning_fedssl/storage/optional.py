@@ -10,7 +10,6 @@ _EXTRAS = {
     "dp_accounting": "privacy",
     "flwr": "flower",
     "flwr_datasets": "partitioners",
-    "huggingface_hub": "huggingface",
     "onnx": "onnx",
     "onnxscript": "onnx",
     "peft": "peft",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -218,7 +217,7 @@ class SimulatedFederation(Federation):
         waiting = list[Arrival]()
         for update in updates:
             received = self._received.pop(update.client, {})
-            arrival = self._checked(Arrival(update), received, self._rules)
+            arrival = self._checked(Arrival(update), received)
             held = arrival.reason is None and any(rule.holds(arrival) for rule in self._rules)
             if waits or waiting or held:
                 waiting.append(arrival.copied())
@@ -235,20 +234,19 @@ class SimulatedFederation(Federation):
                 yield arrival.update.to(trainer.fabric.device)
         trainer.call("on_aggregate")
 
-    def _checked(self, arrival: Arrival, received: State, rules: Sequence[UpdateRule]) -> Arrival:
+    def _checked(self, arrival: Arrival, received: State) -> Arrival:
         """What single updates are rejected for, and what rules make of them.
 
         Args:
             arrival: The update as it was sent.
             received: What its client received; a tensor that it lacks is the server's.
-            rules: The rules in their order.
         """
         trainer = self.trainer
         algorithm = self.trainer.algorithm
         if reason := check_update(algorithm, arrival.update):
             return arrival.rejected(reason)
         received = {**algorithm.server.model(), **received}  # a client may get a model of its own
-        for rule in rules:
+        for rule in self._rules:
             if arrival.reason is None:
                 arrival = rule.on_update(trainer, algorithm, arrival, received)
         return arrival
@@ -256,22 +254,12 @@ class SimulatedFederation(Federation):
     def _compared(
         self, arrivals: list[Arrival], passed: Sequence[Mapping[str, Any]]
     ) -> list[Arrival]:
-        """The arrivals of a round as rules judge them that look at all; the same on every rank.
-
-        An update that a rule has changed passes the rules after it once more.
-        """
-        trainer = self.trainer
-        device = self.trainer.fabric.device
-        for index, rule in enumerate(self._rules):
+        """The arrivals of a round as rules judge them that look at all; the same on every rank."""
+        for rule in self._rules:
             valid = [arrival for arrival in arrivals if arrival.reason is None]
-            judged = rule.on_round(trainer, trainer.algorithm, valid, passed)
+            judged = rule.on_round(self.trainer, self.trainer.algorithm, valid, passed)
             found = {arrival.update.client: arrival for arrival in judged}
-            for place, before in enumerate(arrivals):
-                now = found.get(before.update.client, before)
-                if now.update is not before.update:
-                    on_device = replace(now, update=now.update.to(device))
-                    now = self._checked(on_device, {}, self._rules[index + 1 :]).copied()
-                arrivals[place] = now
+            arrivals = [found.get(arrival.update.client, arrival) for arrival in arrivals]
         return arrivals
 
     def _share(self, present: list[int]) -> list[list[LocalData]]:

@@ -105,9 +105,9 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         faults: Clients that drop out: ``availability``
             (:class:`~lightning_fedssl.system.Faults`).
         updates: Rules for the clients' updates, in the order in which they are applied
-            (:class:`~lightning_fedssl.updates.UpdateRule`): attacks (``SignFlip``, ``ALIE``,
-            ``LabelFlip``, ``PseudoLabelPoison``), ``Quarantine``, which rejects updates that have
-            exploded, rules of your own, and last at most one that combines them in place of the
+            (:class:`~lightning_fedssl.updates.UpdateRule`): attacks (``SignFlip``,
+            ``PseudoLabelPoison``), ``Quarantine``, which rejects updates that have exploded, rules
+            of your own, and last at most one that combines them in place of the
             mean: ``Median``, ``TrimmedMean``, ``Krum``, or ``CentralDP``, differential privacy for
             clients. Left out: ``Quarantine``; an empty list accepts every valid update.
         logger: ``null`` or ``true``: TensorBoard and CSV below ``default_root_dir``, in a new

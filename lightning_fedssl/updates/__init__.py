@@ -7,18 +7,16 @@ from lightning_fedssl.updates.aggregators import (
     Median,
     TrimmedMean,
 )
-from lightning_fedssl.updates.attacks import ALIE, Attack, LabelFlip, PseudoLabelPoison, SignFlip
+from lightning_fedssl.updates.attacks import Attack, PseudoLabelPoison, SignFlip
 from lightning_fedssl.updates.privacy import CentralDP
 from lightning_fedssl.updates.rule import Arrival, UpdateRule
 
 __all__ = [
-    "ALIE",
     "Aggregator",
     "Arrival",
     "Attack",
     "CentralDP",
     "Krum",
-    "LabelFlip",
     "Median",
     "PseudoLabelPoison",
     "Quarantine",

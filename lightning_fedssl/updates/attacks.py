@@ -1,19 +1,14 @@
 """Simulated attackers: a share of the clients that send false updates, or train on poisoned data.
 
 The attackers are drawn once, as a function of the seed. They follow the protocol until they attack:
-an attacker that skips a round sends nothing. Attacks on updates know the global model w and all
-updates of the round.
+an attacker that skips a round sends nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import NormalDist
-from typing import Any
 
 import torch
-from numpy.random import Generator
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -24,7 +19,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import evaluating
-from lightning_fedssl.functional.by_name import mapped, paired
+from lightning_fedssl.functional.by_name import only, paired
 from lightning_fedssl.run import Run
 from lightning_fedssl.task import Classification
 from lightning_fedssl.updates.aggregators import require_a_mean
@@ -64,29 +59,14 @@ class Attack(UpdateRule):
         """An attacker may have changed its data."""
         return self.poison(data, trainer.algorithm) if data.party in self._attackers else data
 
-    def holds(self, arrival: Arrival) -> bool:
-        """Attackers that falsify know all updates of the round."""
-        return self.falsifies
-
-    def on_round(
-        self,
-        trainer: Run,
-        algorithm: FederatedAlgorithm,
-        arrivals: Sequence[Arrival],
-        passed: Sequence[Mapping[str, Any]],
-    ) -> Sequence[Arrival]:
-        """What arrives at the server when the attackers have changed their updates."""
-        if not self.falsifies:
-            return arrivals
-        model = mapped(Tensor.cpu, algorithm.server.model())
-        own: dict[int, State] = {}
-        others: dict[int, State] = {}
-        for arrival in arrivals:
-            client = arrival.update.client
-            (own if client in self._attackers else others)[client] = arrival.update.model()
-        rng = sampling.rng(trainer.seed, "attack", trainer.round_index)
-        self.falsify([*own.values()], [*others.values()], model, rng)
-        return [arrival.changed(own.get(arrival.update.client, {})) for arrival in arrivals]
+    def on_update(
+        self, trainer: Run, algorithm: FederatedAlgorithm, arrival: Arrival, received: State
+    ) -> Arrival:
+        """An attacker may have changed its update."""
+        update = arrival.update
+        if not self.falsifies or update.client not in self._attackers:
+            return arrival
+        return arrival.changed(self.falsify(update.model(), only(received, update.model())))
 
     def on_deployment(self, min_clients: int) -> None:
         """Refuse it: a deployment has real clients."""
@@ -100,17 +80,14 @@ class Attack(UpdateRule):
         order = sampling.rng(seed, "attackers").permutation(num_clients)
         return frozenset(order[: round(self.share * num_clients)].tolist())
 
-    def falsify(
-        self, own: Sequence[State], others: Sequence[State], model: State, rng: Generator
-    ) -> None:
-        """Change what the attackers of a round send, in place; by default nothing.
+    def falsify(self, trained: State, received: State) -> State:
+        """What an attacker sends; by default what it has trained.
 
         Args:
-            own: The trained weights and buffers of each attacker.
-            others: Those of the other clients, which must stay as they are.
-            model: w, the global model that all have received.
-            rng: The random numbers of this round.
+            trained: Its weights and buffers by name.
+            received: w, the same of the model that it has received.
         """
+        return trained
 
     def poison(self, data: LocalData, algorithm: FederatedAlgorithm) -> LocalData:
         """What an attacker trains on in a round; by default its own data.
@@ -152,85 +129,9 @@ class SignFlip(Attack):
         super().__init__(share)
         self.scale = scale
 
-    def falsify(
-        self, own: Sequence[State], others: Sequence[State], model: State, rng: Generator
-    ) -> None:
-        """Reverse the movements."""
-        for state in own:
-            state |= paired(lambda t, w: torch.lerp(w, t, -self.scale), state, model)
-
-
-class ALIE(Attack):
-    """A little is enough: attackers send the others' mean, shifted by so little that it is within
-    their spread.
-
-    G. Baruch, M. Baruch, Y. Goldberg, NeurIPS 2019, arXiv 1902.06156, Algorithm 3. With n clients
-    in the round, m of them attackers, ``s = floor(n / 2 + 1) - m``, all attackers send ``mean - z
-    std`` of the others' updates with ``z = quantile((n - m - s) / (n - m))`` of the normal
-    distribution.
-
-    Args:
-        share: The share of all clients that attack.
-        z: The shift in standard deviations; left out, as above.
-    """
-
-    def __init__(self, share: float = 0.2, z: float | None = None) -> None:
-        super().__init__(share)
-        self.z = z
-
-    def falsify(
-        self, own: Sequence[State], others: Sequence[State], model: State, rng: Generator
-    ) -> None:
-        """Send the shifted mean."""
-        if len(others) < 2:
-            return
-        z = self.largest_shift(len(own), len(others)) if self.z is None else self.z
-        for name in others[0]:
-            values = torch.stack([state[name] for state in others])
-            sent = values.mean(dim=0) - z * values.std(dim=0)
-            for state in own:
-                state[name] = sent
-
-    @staticmethod
-    def largest_shift(attackers: int, others: int) -> float:
-        """z, with at least 0 and at most 3 standard deviations, which the paper's formula can
-        exceed in small rounds.
-
-        Args:
-            attackers: m.
-            others: n - m.
-        """
-        supporters = (attackers + others) // 2 + 1 - attackers
-        share = (others - supporters) / others
-        return (
-            min(max(NormalDist().inv_cdf(share), 0.0), 3.0) if 0 < share < 1 else 3.0 * (share >= 1)
-        )
-
-
-def _check_classes(attack: Attack, data: FederatedDataModule) -> None:
-    if not isinstance(data.task, Classification):
-        raise ValueError(
-            f"trainer.updates: {type(attack).__name__} gives samples other classes, which "
-            "data.task has not; SignFlip and ALIE attack every task"
-        )
-
-
-class LabelFlip(Attack):
-    """Attackers train on the labels ``classes - 1 - y`` instead of y; for labels at the clients."""
-
-    def check_data(self, data: FederatedDataModule) -> None:
-        """The clients have labels; an attacker without any trains as usual."""
-        _check_classes(self, data)
-        if data.label_location != "clients" or not data.class_names:
-            raise ValueError(
-                "trainer.updates: LabelFlip needs labels at the clients (data.label_location: "
-                "clients); "
-                "PseudoLabelPoison attacks unlabelled images"
-            )
-
-    def poison(self, data: LocalData, algorithm: FederatedAlgorithm) -> LocalData:
-        """Flip the labels."""
-        return replace(data, labels=int(algorithm.num_classes or 0) - 1 - data.labels)
+    def falsify(self, trained: State, received: State) -> State:
+        """Reverse the movement."""
+        return paired(lambda t, w: torch.lerp(w, t, -self.scale), trained, received)
 
 
 class PseudoLabelPoison(Attack):
@@ -263,8 +164,12 @@ class PseudoLabelPoison(Attack):
         self.steps = steps
 
     def check_data(self, data: FederatedDataModule) -> None:
-        """The samples are images."""
-        _check_classes(self, data)
+        """The samples are images, with one class each."""
+        if not isinstance(data.task, Classification):
+            raise ValueError(
+                "trainer.updates: PseudoLabelPoison gives samples other classes, which data.task "
+                "has not; SignFlip attacks every task"
+            )
         if not data.spec.pixels or data.backbone is not None:
             raise ValueError(
                 "trainer.updates: PseudoLabelPoison changes 8-bit pixels, and these samples are "

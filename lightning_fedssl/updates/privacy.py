@@ -40,7 +40,6 @@ from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.updates.accounting import LEAST_NOISE, Budget, calibrated
 from lightning_fedssl.updates.aggregators import why_not_a_mean
-from lightning_fedssl.updates.attacks import Attack
 from lightning_fedssl.updates.rule import UpdateRule
 
 if TYPE_CHECKING:
@@ -406,7 +405,7 @@ def uncovered(trainer: Run, algorithm: FederatedAlgorithm) -> list[str]:
             "precision."
         )
     for rule in trainer.callbacks:
-        if isinstance(rule, UpdateRule) and rule.compares and not isinstance(rule, Attack):
+        if isinstance(rule, UpdateRule) and rule.compares:
             found.append(
                 f"trainer.updates: {type(rule).__name__} compares updates, so that one client "
                 "decides about others; leave it out (clipping bounds every update)."

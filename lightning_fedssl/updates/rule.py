@@ -117,7 +117,7 @@ class UpdateRule(FederatedCallback):
         arrivals: Sequence[Arrival],
         passed: Sequence[Mapping[str, Any]],
     ) -> Sequence[Arrival]:
-        """Change or reject the valid updates of a round, knowing all; the same on every rank.
+        """Reject valid updates of a round, knowing all; the same on every rank.
 
         Args:
             trainer: The run.

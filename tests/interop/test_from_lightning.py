@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, sampler
 
-from lightning_fedssl import FedAvg, FixMatch, LabelFlip, sampling
+from lightning_fedssl import FedAvg, FixMatch, PseudoLabelPoison, sampling
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import ClientEvaluation
 from lightning_fedssl.functional.averaging import WeightedSum
@@ -414,7 +414,7 @@ def plateau(optimizer: Any) -> Any:
 @pytest.mark.parametrize(
     ("federation", "trainer", "message"),
     [
-        (lambda: LINE(plain()), {"updates": [LabelFlip(0.5)]}, "LabelFlip"),
+        (lambda: LINE(plain()), {"updates": [PseudoLabelPoison(0.5)]}, "PseudoLabelPoison"),
         (lambda: LINE(plain()), {"callbacks": [ClientEvaluation()]}, "ClientEvaluation needs one class label"),
         (lambda: LINE([DataLoader(TensorDataset(torch.ones(4, 3), torch.ones(4, 1)))]), {"clients_per_round": 1},
          r"clients\[0\], a batch of shapes \[\(1, 3\), \(1, 1\)\]: RuntimeError: .*mat1"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_fedssl.updates import CentralDP, LabelFlip, Median, Quarantine, SignFlip, TrimmedMean, UpdateRule
+from lightning_fedssl.updates import CentralDP, Median, Quarantine, SignFlip, TrimmedMean, UpdateRule
 from lightning_fedssl.updates.rule import Arrival
 from tests.toy import Transfers, forked, labeled_clients, toy_fedavg, toy_trainer
 
@@ -81,9 +81,9 @@ def test_rules_after_an_attack_see_what_the_attacker_sends(tmp_path: Path) -> No
         ([Median(), TrimmedMean()], "Median and TrimmedMean both combine"),
         ([Median(), CentralDP(delta=1e-3, noise_multiplier=1)], "Median and CentralDP both combine"),
         ([Median(), Quarantine()], "Quarantine comes after Median"),
-        ([Quarantine(), LabelFlip(), Quarantine(5)], "has Quarantine twice"),
+        ([Quarantine(), SignFlip(), Quarantine(5)], "has Quarantine twice"),
         ([Median], "Median'>, which is no rule"),
-        ([Quarantine(), LabelFlip()], "LabelFlip comes after Quarantine"),
+        ([Quarantine(), SignFlip()], "SignFlip comes after Quarantine"),
     ],
 )
 def test_orders_that_make_no_sense_are_refused(updates: list[Any], named: str, tmp_path: Path) -> None:
