@@ -58,8 +58,8 @@ _MODULES = {
     """,
     "cli.experiment": "Experiment",
     "data": """
-        Arrays BalancedDirichlet BatchView BreastCancer ClassMismatch ClassSkew ClientDirichlet
-        ClientTypes Columns Compose DataSource Datasets Dirichlet ExtendedDirichlet FeatureMask
+        Arrays BatchView BreastCancer ClassMismatch ClassSkew ClientDirichlet
+        ClientTypes Columns Compose DataSource Datasets Dirichlet FeatureMask
         FederatedDataModule FederatedSplit FlowerPartitions FromFile FromLightning
         FullyLabeledClients GaussianNoise Iid ImageFolder ImageList ImageTable LabeledClasses
         LoadedData LocalData MaskFolders NaturalClients PairedDirichlet Partition PerSample Pooled
@@ -67,7 +67,7 @@ _MODULES = {
     """,
     "models": """
         AlexNet Backbone CNN CNN13 EMNISTCNN MLP Network NetworkFactory NormKind RandomKernels
-        ResNet18 ResNet8 ResNet9 SVHNCNN SignalCNN StaticBatchNorm2d TimmBackbone TimmLoRA UNet
+        ResNet18 ResNet8 ResNet9 SVHNCNN SignalCNN StaticBatchNorm2d TimmBackbone UNet
         VGG11 VGG16 WideResNet build_network make_norm
     """,
     "schedules": "Constant Cosine FractionalCosine Schedule",

@@ -19,7 +19,6 @@ from lightning_fedssl.data.partition.base import (
     Partition,
     Shards,
 )
-from lightning_fedssl.data.partition.by_client import BalancedDirichlet, ExtendedDirichlet
 from lightning_fedssl.data.partition.class_skew import ClassSkew
 from lightning_fedssl.data.partition.client_types import ClientTypes
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
@@ -48,7 +47,6 @@ from lightning_fedssl.data.sources.table import Table
 
 __all__ = [
     "Arrays",
-    "BalancedDirichlet",
     "BatchView",
     "BreastCancer",
     "ClassMismatch",
@@ -60,7 +58,6 @@ __all__ = [
     "DataSource",
     "Datasets",
     "Dirichlet",
-    "ExtendedDirichlet",
     "FeatureMask",
     "FederatedDataModule",
     "FederatedSplit",

@@ -12,7 +12,6 @@ _EXTRAS = {
     "flwr_datasets": "partitioners",
     "onnx": "onnx",
     "onnxscript": "onnx",
-    "peft": "peft",
     "timm": "timm",
 }
 
