@@ -7,10 +7,8 @@ from .communication_ledger import CommunicationLedger
 from .dashboard import Dashboard
 from .ema_teacher import EMATeacher
 from .global_update_frequency import GlobalUpdateFrequency
-from .group_quality import GroupQuality
 from .labels_alone import LabelsAlone
 from .logging import RoundProgress
-from .phase_profiler import PhaseProfiler
 from .pseudo_label_quality import PseudoLabelQuality
 from .run_report import RunReport
 from .run_result import RunResult
@@ -25,9 +23,7 @@ __all__ = [
     "EMATeacher",
     "FederatedCheckpoint",
     "GlobalUpdateFrequency",
-    "GroupQuality",
     "LabelsAlone",
-    "PhaseProfiler",
     "PseudoLabelQuality",
     "RoundProgress",
     "RunReport",

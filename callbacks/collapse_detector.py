@@ -40,16 +40,18 @@ SYMPTOMS = (
         "pseudo_label/confident_count",
     ),
     _Symptom(
-        "group/largest_class_share",
-        "group/accuracy_min",
-        "of one group's predictions on the validation data",
-    ),
-    _Symptom(
         "val/largest_class_share",
         "val/accuracy",
         "of the global model's predictions on the validation data",
     ),
 )
+
+
+SHARE = 0.95
+"""Labels count as collapsed if one class has at least this share."""
+
+PATIENCE = 5
+"""Consecutive measurements of a collapse before the warning."""
 
 
 class _Course(NamedTuple):
@@ -103,13 +105,12 @@ class CollapseDetector(FederatedCallback):
     """Warns when nearly all labels are of one class and most of them are wrong: self-training has
     collapsed.
 
-    It checks the clients' confident pseudo-labels, the predictions of the global model and, for a
-    method with groups, the predictions of the group means. It warns when, at ``patience``
-    consecutive measurements, one class has at least ``share`` of the labels and fewer than half of
-    the labels are right, or nobody knows how many are. It warns again only after a recovery. An
-    untrained model often predicts one class, too; ``patience`` avoids a warning about it. A round
-    with fewer than 20 confident pseudo-labels is no measurement of them, because so few labels may
-    be of one class by chance; for the same reason fewer than 20 validation samples do not count.
+    It checks the clients' confident pseudo-labels and the predictions of the global model. It warns
+    when, at five consecutive measurements, one class has at least 95 % of the labels and fewer than
+    half of the labels are right, or nobody knows how many are. It warns again only after a
+    recovery. An untrained model often predicts one class, too, for fewer rounds. A round with fewer
+    than 20 confident pseudo-labels is no measurement of them, because so few labels may be of one
+    class by chance; for the same reason fewer than 20 validation samples do not count.
 
     It warns early of a run that goes wrong, with the key to change, from scalars that need no true
     label of a client: at three consecutive rounds ``server/loss`` is a quarter above its smallest
@@ -119,23 +120,11 @@ class CollapseDetector(FederatedCallback):
     is above 0.7), unless the threshold adapts to each client. Each of these is named once in a run.
 
     The callback does not affect training. Part of every run.
-
-    Args:
-        share: Labels count as collapsed if one class has at least this share, from above 0 to 1.
-        patience: Number of consecutive measurements before the warning.
     """
 
     saved = ("seen", "peaks")
 
-    def __init__(self, share: float = 0.95, patience: int = 5) -> None:
-        if not 0 < share <= 1 or patience < 1:
-            raise ValueError(
-                f"CollapseDetector: share is {share} and patience {patience}: give a share above "
-                "0 and up to 1, and a "
-                "patience of 1 or more"
-            )
-        self.share = share
-        self.patience = patience
+    def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
@@ -157,9 +146,9 @@ class CollapseDetector(FederatedCallback):
     def _judge(self, trainer: Run, symptom: _Symptom, metrics: Metrics) -> None:
         share = metrics[symptom.share]
         accuracy = metrics.get(symptom.accuracy)
-        collapsed = share >= self.share and (accuracy is None or accuracy < 0.5)
+        collapsed = share >= SHARE and (accuracy is None or accuracy < 0.5)
         self.seen[symptom.share] = self.seen.get(symptom.share, 0) + 1 if collapsed else 0
-        if self.seen[symptom.share] == self.patience and trainer.is_global_zero:
+        if self.seen[symptom.share] == PATIENCE and trainer.is_global_zero:
             right = "and how many are right is unknown"
             if accuracy is not None:
                 right = f"of which {100 * accuracy:.0f} % are right"

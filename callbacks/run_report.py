@@ -7,20 +7,19 @@ import math
 import shlex
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor
 
-from lightning_fedssl.callbacks.phase_profiler import ROUND, PhaseProfiler
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.pseudo_label_quality import PseudoLabelQuality, Wrong
 from lightning_fedssl.callbacks.simple_classifiers import accuracy_error
-from lightning_fedssl.functional.by_name import mapped
 from lightning_fedssl.report import FILE_NAME, page
 
 if TYPE_CHECKING:
@@ -48,7 +47,18 @@ Counts = dict[int, Tensor]
 _DRAWN, _USED, _STEPS, _DOWN, _UP = range(5)
 
 
-class RunReport(PhaseProfiler):
+def _begins(phase: str) -> Any:
+    """A hook at which a phase of a round begins, and the one before ends."""
+
+    def hook(self: RunReport, *arguments: Any) -> None:
+        now = time.perf_counter()
+        self.seconds[self._phase] += now - self._since
+        self._phase, self._since = phase, now
+
+    return hook
+
+
+class RunReport(FederatedCallback):
     """Writes ``report.html`` into the run folder: one page about the run, rewritten as it goes on.
 
     The page needs no network. It is written before the first round, after rounds (in at most 2 % of
@@ -65,10 +75,12 @@ class RunReport(PhaseProfiler):
             :attr:`PseudoLabelQuality.table`, summed.
         wrong: The most confident wrong pseudo-labels of the last round that had labels.
         warnings: Warnings of the package.
+        seconds: Time by phase; ``other`` is preparation, aggregation, statistics and files.
     """
 
+    saved = ("clients", "tables")
+
     def __init__(self) -> None:
-        super().__init__(SimpleProfiler())
         self.warnings: list[str] = []
         self._listener = _Listener(self.warnings)
         self.reset()
@@ -78,9 +90,9 @@ class RunReport(PhaseProfiler):
         self.clients: Counts = {}
         self.tables: Counts = {}
         self.wrong: list[Wrong] = []
-        self.profiler = profiler = SimpleProfiler()
-        self._durations = profiler.recorded_durations
-        self.running = []
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._phase = "other"
+        self._since = time.perf_counter()
         self._round: Counts = {}
         self._next_write = 0.0
 
@@ -94,14 +106,12 @@ class RunReport(PhaseProfiler):
         """Listen no more."""
         logging.getLogger("lightning_fedssl").removeHandler(self._listener)
 
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Time by phase; ``other`` is aggregation, statistics and files."""
-        spent = mapped(sum, self._durations)
-        other = spent.pop(ROUND, 0.0) - sum(spent.values())
-        return {**spent, "other": max(other, 0.0)}
-
     # What is kept.
+
+    on_server_phase_start = _begins("server")
+    on_client_phase_start = _begins("clients")
+    on_evaluation_start = _begins("evaluation")
+    on_server_phase_end = on_aggregate = on_evaluation_end = _begins("other")
 
     def on_transfer(
         self,
@@ -122,7 +132,6 @@ class RunReport(PhaseProfiler):
 
     def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
         """Add the clients of all ranks, and the pseudo-labels."""
-        super().on_round_end(trainer, algorithm, metrics)
         for client, outcome in trainer.participation.items():
             row = _row(self.clients, client)
             row[_DRAWN] += 1
@@ -136,14 +145,6 @@ class RunReport(PhaseProfiler):
             if isinstance(quality, PseudoLabelQuality) and quality.table is not None:
                 self.tables[part] = self.tables.get(part, 0) + quality.table
                 self.wrong = quality.wrong
-
-    def state_dict(self) -> dict[str, Any]:
-        """The counts of clients and pseudo-labels."""
-        return {"clients": dict(self.clients), "tables": dict(self.tables)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state from :meth:`state_dict`."""
-        self.clients, self.tables = dict(state_dict["clients"]), dict(state_dict["tables"])
 
     # The page.
 

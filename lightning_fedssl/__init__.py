@@ -51,8 +51,8 @@ _MODULES = {
     "callback": "FederatedCallback",
     "callbacks": """
         ClientEvaluation CollapseDetector CommunicationLedger Dashboard
-        EMATeacher FederatedCheckpoint GlobalUpdateFrequency GroupQuality
-        LabelsAlone PhaseProfiler
+        EMATeacher FederatedCheckpoint GlobalUpdateFrequency
+        LabelsAlone
         PseudoLabelQuality RoundProgress RunReport RunResult StaticBatchNorm
         SystemClock
     """,

@@ -37,8 +37,8 @@ With ``regroup: slots``, labels at the clients and no server model, one user of 
 from w_avg, as in the code: the user of the group's first slot, in the last group of the last slot.
 Without it the groups would not influence each other.
 
-The mean w_avg can be accurate although every group mean predicts a single class. The callback
-``GroupQuality``, which is part of every run, therefore evaluates the group means as well.
+The mean w_avg can be accurate although every group mean predicts a single class;
+``pseudo_label/confident_accuracy``, of labels by the group means, shows it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from lightning.pytorch import Callback
 from torch import Tensor
 
 from lightning_fedssl import sampling
@@ -155,12 +154,6 @@ class FedRGD(SlotAlgorithm):
             rounds,
             "it needs server labels",
         )
-
-    def configure_callbacks(self) -> list[Callback]:
-        """Evaluate the group means."""
-        from lightning_fedssl.callbacks import GroupQuality
-
-        return [GroupQuality()]
 
     # What a user does.
 

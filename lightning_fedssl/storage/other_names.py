@@ -47,8 +47,8 @@ OTHER_NAMES = {
     "num_nodes": "torchrun starts ranks on several nodes and tells the trainer (docs/scaling.md)",
     "use_distributed_sampler": "each rank trains its share of a round's clients",
     "sync_batchnorm": "clients do not see each other's batches; network norms: group, static_batch",
-    "profiler": "add the callback PhaseProfiler: --trainer.callbacks+=PhaseProfiler "
-    "--trainer.callbacks.profiler SimpleProfiler",
+    "profiler": "report.html has the seconds of each phase; in Python put torch.profiler around "
+    "trainer.fit",
     "detect_anomaly": "call torch.autograd.set_detect_anomaly(True) before fit; a round that "
     "diverges ends the run with an error",
     "benchmark": "set torch.backends.cudnn.benchmark = True before fit",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_fedssl.callbacks import CollapseDetector
+from lightning_fedssl.callbacks import CollapseDetector, collapse_detector
 from lightning_fedssl.task import Classification, Segmentation, Task
 from tests.algorithms.helpers import toy_rgd
 from tests.toy import ToyData, toy_trainer
@@ -24,10 +24,9 @@ def warnings(
     images: int = 200,
     method: Any = None,
     task: Task = ONE_CLASS,
-    **kwargs: Any,
 ) -> list[str]:
     """What a detector warns of when it sees these scalars, round by round."""
-    detector = CollapseDetector(**kwargs)
+    detector = CollapseDetector()
     with caplog.at_level(logging.WARNING):
         for number, metrics in enumerate(course, start=1):
             data = SimpleNamespace(validation_labels=range(images), task=task)
@@ -42,8 +41,8 @@ def rounds(*values: tuple[float, float], names: tuple[str, str] = VAL) -> list[d
 
 def test_a_collapse_is_named_once_and_again_after_a_recovery(caplog: pytest.LogCaptureFixture) -> None:
     dead, alive = (0.99, 0.1), (0.2, 0.7)
-    found = warnings(caplog, rounds(dead, dead, dead, dead, alive, dead, dead), patience=2)
-    assert [message.split(":")[0] for message in found] == ["round 2", "round 7"]
+    found = warnings(caplog, rounds(*[dead] * 7, alive, *[dead] * 5))
+    assert [message.split(":")[0] for message in found] == ["round 5", "round 13"]
     assert "one class has 99 % of the global model's predictions on the validation data, of which 10 %" in found[0]
 
 
@@ -63,8 +62,8 @@ def of_labels(count: int) -> list[dict[str, float]]:
         (rounds(*[(0.94, 0.1)] * 9), {}, 0),  # several classes
         (rounds(*[(1.0, 0.6)] * 9), {}, 0),  # one class, rightly: all images are of that class
         ([{"pseudo_label/largest_class_share": 0.99}] * 9, {"task": Segmentation()}, 0),  # most pixels are background
-        ([*DEAD, {}, *DEAD, {}], {"patience": 3}, 0),  # rounds without a measurement do not count
-        ([*DEAD, {}, *DEAD, {}, *DEAD], {"patience": 3}, 1),
+        ([*DEAD * 3, {}, *DEAD, {}], {}, 0),  # rounds without a measurement do not count
+        ([*DEAD * 3, {}, *DEAD, {}, *DEAD], {}, 1),
         (of_labels(19), {}, 0),  # few confident labels
         (of_labels(20), {}, 1),
         ([{"server/loss": loss, "val/accuracy": 0.8} for loss in (0.3, 1.3, 1.3, 1.3)], {}, 0),  # no pseudo-labels
@@ -115,18 +114,19 @@ class Constant(nn.Module):
         return self.logits.expand(len(x), 3) + 0 * x.flatten(1).sum(1, keepdim=True)
 
 
-def test_a_run_of_a_dead_model_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_of_a_dead_model_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Users whose labels are all of class 1, a third of them right; the network cannot do better."""
     algorithm = toy_rgd(network=Constant, threshold=0.5, server_votes=0.001)
-    trainer = toy_trainer(tmp_path, clients_per_round=4, callbacks=CollapseDetector(patience=3))
+    monkeypatch.setattr(collapse_detector, "PATIENCE", 3)
+    trainer = toy_trainer(tmp_path, clients_per_round=4)
     with caplog.at_level(logging.WARNING):
         trainer.fit(algorithm, ToyData(validation=0.25))
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    for name in ("val", "test", "group", "pseudo_label"):
+    for name in ("val", "test", "pseudo_label"):
         assert metrics[f"{name}/largest_class_share"] == 1
-    assert metrics["group/accuracy_min"] == metrics["val/accuracy"]
-    subjects = ("of the confident pseudo-labels", "of one group's predictions", "of the global model's predictions")
-    for subject in subjects:
+    for subject in ("of the confident pseudo-labels", "of the global model's predictions"):
         assert sum(f"one class has 100 % {subject}" in record.getMessage() for record in caplog.records) == 1
 
 

@@ -16,7 +16,6 @@ from examples.diagnostics.gradient_diversity import GradientDiversity
 from examples.diagnostics.stage_losses import StageLosses
 from examples.diagnostics.stop_at_equilibrium import StopAtEquilibrium
 from lightning.pytorch.callbacks import Timer
-from lightning.pytorch.profilers import SimpleProfiler
 
 from lightning_fedssl import callbacks
 from lightning_fedssl.algorithms.common.cohort_slots import clone
@@ -41,7 +40,7 @@ class Case(NamedTuple):
 
 CASES = {
     "ClientEvaluation": Case(callbacks.ClientEvaluation),
-    "CollapseDetector": Case(lambda: callbacks.CollapseDetector(share=0.01)),
+    "CollapseDetector": Case(callbacks.CollapseDetector),
     "CommunicationLedger": Case(callbacks.CommunicationLedger),
     "Dashboard": Case(callbacks.Dashboard),
     "EMATeacher": Case(callbacks.EMATeacher, toy_semi_sfl),
@@ -49,9 +48,7 @@ CASES = {
     "GlobalUpdateFrequency": Case(
         lambda: callbacks.GlobalUpdateFrequency(4, milestones=[2], window=1, rho_1=1e-9, rho_2=1e-8), adaptive_semi_sfl
     ),
-    "GroupQuality": Case(callbacks.GroupQuality, toy_rgd),
     "LabelsAlone": Case(callbacks.LabelsAlone),
-    "PhaseProfiler": Case(lambda: callbacks.PhaseProfiler(SimpleProfiler())),
     "PseudoLabelQuality": Case(callbacks.PseudoLabelQuality),
     "RoundProgress": Case(callbacks.RoundProgress),
     "RunReport": Case(callbacks.RunReport),
