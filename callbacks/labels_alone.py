@@ -161,28 +161,21 @@ class LabelsAlone(FederatedCallback):
             trainer.log_metrics({f"simple/{answer.name.replace(' ', '_')}": answer.accuracy})
             names.append(f"{answer.name} {100 * answer.accuracy:.1f} %")
         alone, accuracy = float(measured["bound/accuracy"]), float(measured["test/accuracy"])
-        best, name, unwritten = alone, "labels alone", ""
+        noun, count, best = data.spec.noun, len(data.test_labels), alone
         if answers:
-            first = answers[0]
-            most_right = max(answers, key=lambda answer: answer.accuracy)
-            if most_right.accuracy > alone:
-                best, name = most_right.accuracy, most_right.name
-                unwritten = " (export does not write it: fit scikit-learn's yourself)"
-            self.lines.append(
-                f"simple answers: {', '.join(names)}; always the largest class {100 * most:.1f} % "
-                f"({first.name} in cross-validation over the labels: {100 * first.estimate:.0f} %, "
-                f"standard error {100 * first.error:.0f} points)"
-            )
-        noun, count = data.spec.noun, len(data.test_labels)
+            first = answers[0]  # chosen by the labels: a choice by test samples would flatter it
+            best = max(alone, first.accuracy)
+            self.lines += [
+                f"simple answers: {', '.join(names)}; always the largest class {100 * most:.1f} %",
+                f"best of them by cross-validation over the {len(data.split.server_labeled)} "
+                f"labels ({100 * first.estimate:.0f} %, standard error {100 * first.error:.0f} "
+                f"points): {first.name} {100 * first.accuracy:.1f} % (export does not write it: "
+                f"fit scikit-learn's yourself); with the clients' {noun}s {100 * accuracy:.1f} %",
+            ]
         advice = next_step(best, accuracy, count, export_command(trainer))
         if data.spec.pixels and data.backbone is None:
             advice += "; for photographs try presets/pretrained_images.yaml first"
-        self.lines += [
-            f"best on these {len(data.split.server_labeled)} labels: {name} "
-            f"{100 * best:.1f} %{unwritten}; with the clients' {noun}s {100 * accuracy:.1f} %",
-            verdict(alone, accuracy, count, noun),
-            f"next: {advice}",
-        ]
+        self.lines += [verdict(alone, accuracy, count, noun), f"next: {advice}"]
 
 
 def export_command(trainer: Run) -> str:
@@ -208,7 +201,7 @@ def next_step(best: float, accuracy: float, samples: int, command: str) -> str:
     """What to do after a run.
 
     Args:
-        best: The best test accuracy without the clients' samples, from 0 to 1.
+        best: The higher test accuracy of those without the clients' samples, from 0 to 1.
         accuracy: That with them.
         samples: Test samples.
         command: What exports the model.
@@ -231,12 +224,14 @@ def verdict(bound: float, accuracy: float, images: int, noun: str) -> str:
         images: Test samples.
         noun: What a sample is called.
     """
-    points = 100 * abs(accuracy - bound)
-    count = images * abs(accuracy - bound)
-    found = f"{'better' if accuracy > bound else 'worse'} by {points:.1f} points, {count:.0f} of"
+    gain = abs(accuracy - bound)
+    found = (
+        f"{'better' if accuracy > bound else 'worse'} by {100 * gain:.1f} points, "
+        f"{images * gain:.0f} of"
+    )
     return (
         f"labels alone {100 * bound:.1f} %, with the clients' {noun}s {100 * accuracy:.1f} %: "
-        f"{found if points else 'no difference on'} {images} test {noun}s "
+        f"{found if gain else 'no difference on'} {images} test {noun}s "
         f"(standard error {difference_error(bound, accuracy, images):.0f} {noun}s)"
     )
 

@@ -219,9 +219,10 @@ class _Softmax(Task):
         self.class_weights = class_weights
         self.label_smoothing = label_smoothing
         self.criterion = criterion
-        usual = nn.CrossEntropyLoss(reduction="none", label_smoothing=label_smoothing)
-        self._losses = criterion() if criterion else usual
         self._weights = torch.tensor(weights, dtype=torch.float32)
+        of_class = self._weights if class_weights else None
+        usual = nn.CrossEntropyLoss(of_class, reduction="none", label_smoothing=label_smoothing)
+        self._losses = criterion() if criterion else usual
 
     def tidied(self, targets: Tensor) -> Tensor:
         """See the base class; a channel of a mask, or of a label, is left out."""
@@ -244,13 +245,17 @@ class _Softmax(Task):
         return losses.sum() / weights.sum().clamp(min=1e-7)
 
     def labeled_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy or the task's own loss, times the weights of the classes."""
-        losses: Tensor = self._losses.to(outputs.device)(outputs, targets.clamp(min=0))
+        """Cross-entropy with the weights of the classes, as PyTorch has it, or the task's own loss
+        times these weights.
+        """
+        criterion = self._losses.to(outputs.device, outputs.dtype)
+        losses: Tensor = criterion(outputs, targets.clamp(min=0))
         if losses.shape != targets.shape:
             raise ValueError(
                 "data.task.criterion must return a loss for each label: give reduction: none"
             )
-        return losses * self._weights_of(outputs, targets)
+        of_labels = self._weights_of(outputs, targets) if self.criterion else self.known(targets)
+        return losses * of_labels
 
     def _weights_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The weight of each target's class, 0 where it is missing."""
@@ -356,7 +361,8 @@ class Segmentation(_Softmax):
         self._check_weights(num_classes)
         whole = targets.to(torch.int64)
         wrong = (whole != targets.double()) | (whole < -1) | (whole >= num_classes)
-        wrong |= (whole < 0).all() & (least == 0)
+        if least == 0 and (whole < 0).all():
+            raise ValueError(f"{who}: no pixel of its masks has a class: all are -1")
         if targets.dim() != 3 or wrong.any():
             raise _refusal(
                 f"{who}: Segmentation (data.task) needs masks (samples, height, width) of class "

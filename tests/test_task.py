@@ -66,7 +66,7 @@ def test_a_partition_sees_each_sample_in_a_class(task: Task, targets: Tensor, st
         (Classification(), torch.zeros(3, 2), r"data\.task"),
         (MultiLabel(), torch.tensor([[0, 1], [0, 2]]), "needs 0 or 1 for each of 2 classes .* sample 1 has 2"),
         (MultiLabel(), torch.tensor([[0, -1], [-1, -1]]), "sample 1 has -1"),
-        (Segmentation(), torch.full((2, 4, 4), -1), "sample 0 has -1"),
+        (Segmentation(), torch.full((2, 4, 4), -1), "no pixel of its masks has a class"),
         (MultiLabel(), torch.tensor([0, 1]), "needs 0 or 1"),
         (Segmentation(), torch.full((1, 2, 2), 2), "masks"),
         (Segmentation(), torch.zeros(4), "masks"),
@@ -106,7 +106,8 @@ def test_what_training_targets_make_hard_is_said() -> None:
         task=MultiLabel(), weak="none", strong="none", num_clients=2, num_labels=4,
     )  # fmt: skip
     data.setup()
-    assert "no training sample has the class 0, 2 (2 of 3 classes)" in data.reading.warnings[0]
+    warning = data.reading.warnings[0]
+    assert "no training sample has the class 0, 2 (2 of 3 classes): it cannot be learned" in warning
 
 
 # Losses and labels by hand.
@@ -161,6 +162,8 @@ def test_weights_and_smoothing_count_for_true_labels_alone() -> None:
             assert task.labeled_loss(outputs_of_a_type, torch.tensor([-1, -1])) == 0
     smooth = Classification(label_smoothing=0.5).labeled_loss(outputs[:1], y[:1])
     assert smooth.item() == pytest.approx(0.75 * right + 0.25 * wrong)
+    both = Classification([3.0, 1.0], label_smoothing=0.5).labeled_loss(outputs, y)
+    assert both == F.cross_entropy(outputs, y, torch.tensor([3.0, 1.0]), label_smoothing=0.5)
 
 
 @pytest.mark.parametrize(

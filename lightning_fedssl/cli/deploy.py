@@ -27,6 +27,7 @@ from lightning_fedssl.deployment.obstacles import (
 )
 from lightning_fedssl.deployment.own_data import OwnData, ServerData, module_of_spec, save_spec
 from lightning_fedssl.storage.optional import optional
+from lightning_fedssl.trainer.setup import refuse_other_task
 from lightning_fedssl.version import __version__
 
 if TYPE_CHECKING:
@@ -189,6 +190,7 @@ def write_app(folder: Path, options: Sequence[str], own_data: bool = False) -> N
     cli = _read(options)
     refuse_undeployable(cli.model)
     refuse_callbacks(cli.trainer.callbacks)  # type: ignore[attr-defined]
+    refuse_other_task(cli.model, cli.datamodule.task)
     if own_data:
         refuse_other_tasks(cli.datamodule.task)
     if own_data and cli.datamodule.backbone is not None and cli.datamodule.normalize:

@@ -475,7 +475,7 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
             self.reading.warn(advice)
         if not isinstance(self.task, Regression):
             classes = self.task.classes_of(loaded.train.labels, self.num_classes)
-            self.reading.warn_of_classes(loaded.spec.class_names, classes.flatten())
+            self.reading.warn_of_classes(loaded.spec.class_names, classes)
         if self.source is not None:  # published data are taken as they are
             self.reading.warn_of_leak(loaded.train, loaded.test)
 
@@ -488,7 +488,7 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         if clients is not None and self.partition is self._mixed:
             count = int(clients.max()) + 1
             rank_zero_warn(
-                f"data.partition is left out: Iid mixes the samples of the {count} clients that "
+                "data.partition is left out: Iid mixes the samples of the clients that "
                 "data.dataset names; give data.partition: NaturalClients with data.num_clients: "
                 f"{count}, or data.partition: Iid"
             )

@@ -66,6 +66,7 @@ def test_init_copies_the_file_of_a_partition_beside_the_configuration(
     ("options", "message"),
     [
         (["--config", "semisfl_digits.yaml"], "SemiSFL exchanges features"),
+        ([*SMALL, "--data.task=Regression"], r"data\.task: \w+ cannot train on Regression; .*MeanTeacher"),
         (
             [*SMALL, "--trainer.callbacks+=FederatedCheckpoint", "--trainer.callbacks.every_n_rounds=5"],
             "every_n_rounds is 5",

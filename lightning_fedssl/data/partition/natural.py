@@ -41,7 +41,7 @@ class NaturalClients(Partition):
             )
         if (count := int(asked.client_ids.max()) + 1) != asked.num_clients:
             raise ValueError(
-                f"data.num_clients: {asked.num_clients}, but the data have {count} clients; set "
+                f"data.num_clients: {asked.num_clients}, but data.dataset names {count}; set "
                 f"{count}"
             )
         return super().split(asked, generator)

@@ -212,8 +212,8 @@ def number_clients(
     numbers = places(names)
     if unknown := sorted({name for name in tested or () if name is not None} - numbers.keys()):
         rank_zero_warn(
-            f"data.dataset: {len(unknown)} clients of the test samples "
-            f"({', '.join(map(repr, unknown[:3]))}) have no training sample; their test samples "
+            "data.dataset: no training sample has the client "
+            f"{', '.join(map(repr, unknown[:3]))} ({len(unknown)} in all), so its test samples "
             "belong to no client"
         )
     own, of_test = (

@@ -100,14 +100,15 @@ class Reading:
 
         Args:
             names: All classes.
-            labels: Labels of the training samples, -1 for none.
+            labels: Labels of the training samples, -1 for none; ``(N, classes)`` of several.
         """
         counts = _counts(labels, len(names))
+        counted = names[0] == "0" and labels.dim() != 2
         if empty := [cut(name) for name, count in zip(names, counts, strict=False) if not count]:
             numbers = "labels are numbered from 0 without gaps; subtract 1 if yours begin at 1"
             self.warn(
                 f"no training sample has the class {listed(empty)} ({len(empty)} of {len(names)} "
-                f"classes): {numbers if names[0] == '0' else 'it cannot be learned'}"
+                f"classes): {numbers if counted else 'it cannot be learned'}"
             )
         spelled: dict[str, str] = {}
         for name in names:
