@@ -12,7 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.callback import FederatedCallback, at_least
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.by_name import below
 from lightning_fedssl.state import load_state
 from lightning_fedssl.storage.files import write_table
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from lightning_fedssl.functional.averaging import State
     from lightning_fedssl.metrics.rounds import Metrics
     from lightning_fedssl.run import Run
+
+
+IMAGES = 100
+"""Test images that are drawn for a client; with replacement if a class has too few."""
 
 
 class ClientEvaluation(FederatedCallback):
@@ -43,19 +47,12 @@ class ClientEvaluation(FederatedCallback):
     After ``fit``, ``history`` has the accuracies of all clients, ``(clients,)``, by round; NaN
     without test images.
 
-    Args:
-        every_n_rounds: Interval of the evaluations; a round is skipped if the trainer does not
-            evaluate its model in it. The last round is always evaluated.
-        images_per_client: Number of test images that are drawn for a client; with replacement if a
-            class has too few.
+    It evaluates the rounds in which the trainer evaluates its model, and the last one.
     """
 
     saved = ("history",)
 
-    def __init__(self, every_n_rounds: int = 1, images_per_client: int = 100) -> None:
-        at_least(1, every_n_rounds=every_n_rounds, images_per_client=images_per_client)
-        self.every_n_rounds = every_n_rounds
-        self.images_per_client = images_per_client
+    def __init__(self) -> None:
         self._indices: list[Tensor] = []
         self.reset()
 
@@ -79,14 +76,10 @@ class ClientEvaluation(FederatedCallback):
     def on_evaluation_end(
         self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics
     ) -> None:
-        """Evaluate the model for every client at the interval, and add the results to the round's
-        metrics.
-        """
+        """Evaluate the model for every client, and add the results to the round's metrics."""
         number = trainer.round_index
         is_test = bool(below("test/", metrics))  # fit tests after its last round
-        is_due = number == trainer.max_rounds or number % self.every_n_rounds == 0
-        evaluates = is_test or (trainer.evaluates_now and is_due)
-        if trainer.state.fn == TrainerFn.FITTING and not evaluates:
+        if trainer.state.fn == TrainerFn.FITTING and not (is_test or trainer.evaluates_now):
             return
         accuracies = self._accuracies(trainer, algorithm, lambda _: algorithm.server.personal)
         metrics |= summarize(accuracies)
@@ -105,7 +98,7 @@ class ClientEvaluation(FederatedCallback):
             for client, counts in enumerate(data.statistics.class_counts):
                 own = data.client_test_indices(client)
                 if own is None:
-                    own = draw_like(counts, labels, self.images_per_client, trainer.seed, client)
+                    own = draw_like(counts, labels, IMAGES, trainer.seed, client)
                 self._indices.append(own)
         return self._indices
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl.algorithm import JointAlgorithm
-from lightning_fedssl.callback import FederatedCallback, at_least
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 
@@ -25,6 +25,10 @@ MOST_WRONG = 12
 """The largest number of wrong labels that are kept of a round."""
 
 _OF_CLIENT = 3
+
+SAMPLE = 128
+"""Images of a round that are labelled for a method which labels inside ``training_step``, divided
+equally among the drawn clients."""
 
 Wrong = tuple[float, Tensor, Tensor, Tensor]
 """See :attr:`PseudoLabelQuality.wrong`."""
@@ -60,25 +64,17 @@ class PseudoLabelQuality(FederatedCallback):
     The callback uses the clients' true labels for logging only: no weight depends on them. Part of
     every run.
 
-    Args:
-        sample: Number of images per round that the callback labels for a method which labels inside
-            ``training_step``, divided equally among the drawn clients; 0 for none.
-
     Attributes:
         table: Confident labels of the round, ``(classes + 1, classes)``: a row for each true class
             and a last one for unknown classes, a column for each label; with more than 100 classes
             only the last row. Of several labels of a sample there is one class more, of those that
             are absent. None in a round without any.
         wrong: The most confident wrong labels of the round, at most 3 of a client and 12 in all:
-            confidence, number of the sample in the training data, label and true class. Of pixels
-            the samples with the most wrong ones: their share, the sample, and both masks, -1 where
-            a label is not confident. Of a method that labels at every step, those of a client's
-            first step.
+            confidence, number of the sample in the training data, label and true class. None of
+            pixels. Of a method that labels at every step, those of a client's first step.
     """
 
-    def __init__(self, sample: int = 128) -> None:
-        at_least(0, sample=sample)
-        self.sample = sample
+    def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
@@ -105,7 +101,7 @@ class PseudoLabelQuality(FederatedCallback):
         if work.pseudo_labels is not None:
             if len(work.pseudo_labels.mask):
                 self.on_pseudo_labels(trainer, algorithm, data.unlabeled, work.pseudo_labels)
-        elif self.sample and work.num_steps and len(data.unlabeled) and trainer.evaluates_now:
+        elif work.num_steps and len(data.unlabeled) and trainer.evaluates_now:
             self._compare_sample(trainer, algorithm, data)
 
     def on_pseudo_labels(
@@ -147,7 +143,7 @@ class PseudoLabelQuality(FederatedCallback):
         if threshold is None or isinstance(algorithm, JointAlgorithm):
             return
         rows = data.permutation(len(data.unlabeled), "labels for diagnostics")
-        indices = data.unlabeled[rows[: max(1, self.sample // len(trainer.cohort))]]
+        indices = data.unlabeled[rows[: max(1, SAMPLE // len(trainer.cohort))]]
         with evaluating(algorithm, batch_statistics=True), trainer.fabric.autocast():
             logits = algorithm(data.plain(indices))
         self._compare(trainer, algorithm, indices, algorithm.task.label(logits, threshold))
@@ -164,9 +160,8 @@ class PseudoLabelQuality(FederatedCallback):
         data = trainer.datamodule
         labels = data.task.classes_of(data.task.hard(pseudo.labels), data.num_classes)
         truth = data.task.classes_of(data.true_labels(indices), data.num_classes)
-        if client not in self._wrong:
-            found = pseudo._replace(labels=labels)
-            self._wrong[client] = _most_wrong(indices, truth, found, data.task.per_pixel)
+        if client not in self._wrong and not data.task.per_pixel:
+            self._wrong[client] = _most_wrong(indices, truth, pseudo._replace(labels=labels))
         truth, labels = truth.flatten(), labels.flatten()
         mask = pseudo.mask.flatten().double()
         table = _table(truth, labels, mask, len(data.strata_names))
@@ -193,22 +188,16 @@ def _table(truth: Tensor, labels: Tensor, mask: Tensor, num_classes: int) -> Ten
     return torch.cat([known, (given.sum(dim=0) - known.sum(dim=0))[None]])
 
 
-def _most_wrong(
-    indices: Tensor, truth: Tensor, pseudo: PseudoLabels, per_pixel: bool
-) -> tuple[Tensor, ...]:
+def _most_wrong(indices: Tensor, truth: Tensor, pseudo: PseudoLabels) -> tuple[Tensor, ...]:
     """The columns of :data:`Wrong` of one client, with a score of at most 0 where nothing is
     wrong, or trained on.
     """
     labels, confidence, mask = pseudo
     wrong = (labels != truth) & (truth >= 0) & mask.bool()
-    if per_pixel:
-        score, labels = wrong.double().mean(dim=(1, 2)), torch.where(mask, labels, -1)
-    else:
-        indices = indices.repeat_interleave(wrong[:1].numel())
-        score = confidence.detach().double().masked_fill(~wrong, -1.0).flatten()
-        truth, labels = truth.flatten(), labels.flatten()
+    indices = indices.repeat_interleave(wrong[:1].numel())
+    score = confidence.detach().double().masked_fill(~wrong, -1.0).flatten()
     best, rows = score.topk(min(_OF_CLIENT, len(score)))
-    return best, indices[rows], labels[rows], truth[rows]
+    return best, indices[rows], labels.flatten()[rows], truth.flatten()[rows]
 
 
 def clients_left_out(trainer: Run) -> set[int]:

@@ -32,8 +32,10 @@ A saved partition.json can be used again:
 """
 
 MOST_CLASSES = 20
-"""The largest number of class columns; with more classes, one column names a client's largest
-classes."""
+"""The largest number of classes that have a column."""
+
+MOST_CLIENTS = 20
+"""The clients in the table at most."""
 
 
 def main(
@@ -59,8 +61,7 @@ def main(
     data.prepare_data()
     data.setup()
     print(data.reading.summary(), _asked_for(data), data.statistics.summary(), "", sep="\n")
-    print("\n".join(client_table(data.statistics, options.clients)))
-    print("a+b: a labelled and b unlabelled; where there is no +, all are unlabelled")
+    print("\n".join(client_table(data.statistics)))
     if options.output:
         folder = Path(options.output)
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,12 +83,6 @@ def parser(datamodule_class: type[FederatedDataModule]) -> Parser:
         type=str | None,
         help="Folder for partition.json and clients.csv.",
     )
-    made.add_argument(
-        "--clients",
-        type=int,
-        default=20,
-        help="The largest number of clients in the printed table.",
-    )
     for unread in ("trainer", "model", "ckpt_path"):
         made.add_argument(f"--{unread}", type=Any, help=argparse.SUPPRESS)
     made.add_class_arguments(datamodule_class, "data", fail_untyped=False, sub_configs=True)
@@ -105,7 +100,7 @@ def _asked_for(data: FederatedDataModule) -> str:
     )
 
 
-def client_table(statistics: PartitionStatistics, most: int) -> list[str]:
+def client_table(statistics: PartitionStatistics) -> list[str]:
     """A line for the server and for each client: its images, labels, classes, and counts per class.
 
     A count is ``labelled+unlabelled`` where the party holds labelled images, else the number of
@@ -113,23 +108,21 @@ def client_table(statistics: PartitionStatistics, most: int) -> list[str]:
 
     Args:
         statistics: Of the partition.
-        most: Clients that are shown at most.
     """
     clients, classes = statistics.class_counts.shape
     names = statistics.class_names or tuple(map(str, range(classes)))
     parties = statistics.client_names or [f"client {client}" for client in range(clients)]
     unknown = statistics.unknown_counts
     others = [0] * clients if unknown is None else unknown.tolist()
-    columns = names if classes <= MOST_CLASSES else ("largest",)
+    columns = names if classes <= MOST_CLASSES else ()
     rows = [["", "images", "labelled", "classes", *columns, "unknown"]]
     at_server = statistics.server_class_counts
     if at_server.any():
-        rows.append(_row("server", at_server, at_server, 0, names))
-    shown = min(max(most, 0), clients)
-    for client in range(shown):
+        rows.append(_row("server", at_server, at_server, 0))
+    for client in range(clients)[:MOST_CLIENTS]:
         counts = statistics.class_counts[client]
         labeled = statistics.labeled_class_counts[client]
-        rows.append(_row(parties[client], counts, labeled, others[client], names))
+        rows.append(_row(parties[client], counts, labeled, others[client]))
     if unknown is None:
         rows = [row[:-1] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -137,20 +130,19 @@ def client_table(statistics: PartitionStatistics, most: int) -> list[str]:
     for name, *cells in rows:
         padded = map(str.rjust, cells, widths[1:])
         lines.append("  ".join([name.ljust(widths[0]), *padded]))
-    if clients > shown:
-        lines.append(f"not shown: {clients - shown} more; --clients {clients} shows all")
+    if columns:
+        lines.append("a+b: a labelled and b unlabelled; where there is no +, all are unlabelled")
+    if clients > MOST_CLIENTS:
+        lines.append(f"not shown: {clients - MOST_CLIENTS} more; --output writes all")
     return lines
 
 
-def _row(
-    name: str, counts: Tensor, labeled: Tensor, unknown: int, names: Sequence[str]
-) -> list[str]:
+def _row(name: str, counts: Tensor, labeled: Tensor, unknown: int) -> list[str]:
     held = counts.tolist()
     known = labeled.tolist()
     cells = [f"{k}+{n - k}" if any(known) else str(n) for n, k in zip(held, known, strict=True)]
     if len(cells) > MOST_CLASSES:
-        largest = sorted(range(len(held)), key=lambda k: -held[k])[:3]
-        cells = [", ".join(f"class {names[k]}: {cells[k]}" for k in largest if held[k])]
+        cells = []
     classes = sum(n > 0 for n in held)
     return [name, str(sum(held) + unknown), str(sum(known)), str(classes), *cells, str(unknown)]
 

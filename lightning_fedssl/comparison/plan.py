@@ -232,7 +232,7 @@ def _differing(first: Run, other: Run, keys: Sequence[str]) -> str:
 def differing_keys(runs: Sequence[Run]) -> list[str]:
     """The keys that several entries of a group have with different values, with these values.
 
-    A key of one method alone is none, and folders and seeds do not count.
+    A key of one entry alone is none, and folders and seeds do not count.
 
     Args:
         runs: The runs of the group.
@@ -244,9 +244,8 @@ def differing_keys(runs: Sequence[Run]) -> list[str]:
     found = []
     for key, labels in sorted(values.items()):
         if len(labels) > 1:
-            *rarest, (most, _) = sorted(labels.items(), key=lambda item: len(item[1]))
-            others = "; ".join(f"{value} ({', '.join(named)})" for value, named in rarest)
-            found.append(f"`{key}`: {most}, but {others}")
+            each = (f"{value} ({', '.join(named)})" for value, named in labels.items())
+            found.append(f"{key}: {'; '.join(each)}")
     return found
 
 

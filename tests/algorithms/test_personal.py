@@ -117,7 +117,7 @@ def test_one_client_trains_as_in_federated_averaging(tmp_path: Path) -> None:
 
 def test_clients_of_one_class_each_are_right_with_a_head_of_their_own(tmp_path: Path) -> None:
     """A client's own accuracy is that of the shared layers with its own head; the worst tenth is one of three."""
-    data, callback = labeled_clients(num_clients=3, partition=ClassSkew(r=1.0)), ClientEvaluation(images_per_client=20)
+    data, callback = labeled_clients(num_clients=3, partition=ClassSkew(r=1.0)), ClientEvaluation()
     model = toy_fedavg(personal="classifier", client_epochs=5)
     trainer = toy_trainer(tmp_path, max_rounds=3, clients_per_round=3, callbacks=callback)
     trainer.fit(model, data)

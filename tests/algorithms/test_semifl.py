@@ -18,6 +18,7 @@ from lightning_fedssl.run import Run
 from lightning_fedssl.sampling import SERVER
 from lightning_fedssl.state import ServerState
 from tests.algorithms.helpers import HandData, hand_gradient, momentum_of, started
+from tests.callbacks.helpers import NoDiagnostics
 from tests.toy import Line, ToyData, assert_same, toy_semifl, toy_trainer, weights
 
 
@@ -257,16 +258,6 @@ def test_order_of_the_phases(tmp_path: Path, phase: Any, one_round: list[str], e
     assert phases.seen == one_round * 2 + extra
     if phase == "parallel":
         assert torch.equal(phases.starts["server"], phases.starts["sent"])
-
-
-class NoDiagnostics(PseudoLabelQuality):
-    """Takes the place of the diagnostics, and measures nothing."""
-
-    def on_client_start(self, *args: Any) -> None:
-        """Nothing."""
-
-    def on_aggregate(self, *args: Any) -> None:
-        """Nothing."""
 
 
 def test_diagnostics_change_no_weight(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from lightning_fedssl.callbacks import ClientEvaluation
+from lightning_fedssl.callbacks import ClientEvaluation, client_evaluation
 from lightning_fedssl.callbacks.client_evaluation import draw_like, summarize
 from lightning_fedssl.data import ClassSkew
 from tests.toy import ToyData, assert_same, evaluated, forked, toy_semifl, toy_trainer, weights
@@ -52,12 +52,15 @@ def test_summary_by_hand() -> None:
     assert summarize(accuracies[3:4]) == {}
 
 
-def test_one_class_per_client_gives_the_recalls_and_changes_nothing(tmp_path: Path) -> None:
+def test_one_class_per_client_gives_the_recalls_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With every test image of a class drawn, the accuracy of a client with that class alone is the class's recall."""
     make_data = partial(ToyData, num_clients=3, partition=ClassSkew(r=1.0))
     plain, watched = toy_semifl(), toy_semifl()
     toy_trainer(tmp_path / "plain", max_rounds=2).fit(plain, make_data())
-    callback = ClientEvaluation(images_per_client=20)
+    monkeypatch.setattr(client_evaluation, "IMAGES", 20)
+    callback = ClientEvaluation()
     trainer = toy_trainer(tmp_path / "watched", max_rounds=2, callbacks=[callback], metrics=["recall"])
     data = make_data()
     trainer.fit(watched, data)
@@ -81,10 +84,10 @@ class OwnTestImages(ToyData):
         return torch.arange(6 * client, 6 * client + 6)
 
 
-def test_own_test_images_and_every_second_round(tmp_path: Path) -> None:
-    callback = ClientEvaluation(every_n_rounds=2)
+def test_own_test_images_in_the_rounds_that_are_evaluated(tmp_path: Path) -> None:
+    callback = ClientEvaluation()
     model = toy_semifl()
-    trainer = toy_trainer(tmp_path, max_rounds=3, callbacks=[callback])
+    trainer = toy_trainer(tmp_path, max_rounds=3, callbacks=[callback], check_val_every_n_rounds=2)
     data = OwnTestImages()
     trainer.fit(model, data)
     assert sorted(callback.history) == [2, 3]
@@ -94,9 +97,9 @@ def test_own_test_images_and_every_second_round(tmp_path: Path) -> None:
 
 
 def test_the_last_round_is_evaluated_if_a_callback_ends_the_run(tmp_path: Path) -> None:
-    callback = ClientEvaluation(every_n_rounds=2)
+    callback = ClientEvaluation()
     ends = StopAtEquilibrium(threshold=100.0, window=3)
-    trainer = toy_trainer(tmp_path, max_rounds=9, callbacks=[callback, ends])
+    trainer = toy_trainer(tmp_path, max_rounds=9, callbacks=[callback, ends], check_val_every_n_rounds=2)
     trainer.fit(toy_semifl(), ToyData())
     assert sorted(callback.history) == [2, 3]
     assert {row["round"] for row in rows_of(trainer)} == {"2", "3"}

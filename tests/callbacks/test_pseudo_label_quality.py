@@ -7,13 +7,16 @@ import pytest
 import torch
 
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import PseudoLabelQuality
+from lightning_fedssl.callbacks import PseudoLabelQuality, pseudo_label_quality
 from tests.algorithms.helpers import toy_fixmatch, toy_rgd
+from tests.callbacks.helpers import NoDiagnostics
 from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
 
 
 @pytest.mark.parametrize("make", [toy_rgd, toy_fixmatch], ids=["FedRGD", "FixMatch"])
-def test_labels_of_methods_that_label_at_their_steps_are_sampled(tmp_path: Path, make: Any) -> None:
+def test_labels_of_methods_that_label_at_their_steps_are_sampled(
+    tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Diagnostics change no bit of the weights; the sample's labels are those of the received model."""
     seen: list[int] = []
 
@@ -22,15 +25,14 @@ def test_labels_of_methods_that_label_at_their_steps_are_sampled(tmp_path: Path,
             seen.append(len(data.unlabeled))
 
     trained = []
-    for sample in (0, 6):
+    monkeypatch.setattr(pseudo_label_quality, "SAMPLE", 6)
+    for quality in (NoDiagnostics(), PseudoLabelQuality()):
         algorithm = make()
         algorithm.threshold = 0.0
-        trainer = toy_trainer(
-            tmp_path / str(sample), clients_per_round=3, callbacks=[PseudoLabelQuality(sample=sample), Sizes()]
-        )
+        trainer = toy_trainer(tmp_path, clients_per_round=3, callbacks=[quality, Sizes()])
         trainer.fit(algorithm, ToyData())
         trained.append(weights(algorithm))
-        assert ("pseudo_label/accuracy" in trainer.callback_metrics) == (sample > 0)
+        assert ("pseudo_label/accuracy" in trainer.callback_metrics) == (type(quality) is PseudoLabelQuality)
     assert_same(*trained)
     assert min(seen) > 2
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}

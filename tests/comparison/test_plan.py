@@ -136,7 +136,7 @@ def test_a_bound_may_have_a_partition_of_its_own() -> None:
     check_alike([run_of("A"), run_of(bound, partition="q", data={"num_clients": 9})])
 
 
-def test_keys_in_which_entries_differ_are_named_once_with_the_rarer_values() -> None:
+def test_keys_in_which_entries_differ_are_named_once_with_each_value() -> None:
     def run(label: str, norm: str, cohort: int, **own: Any) -> Run:
         made = run_of(label)
         network = {"class_path": "CNN", "init_args": {"norm": norm}}
@@ -149,8 +149,8 @@ def test_keys_in_which_entries_differ_are_named_once_with_the_rarer_values() -> 
     runs = [run("A", "group", 5, threshold=0.9), run("B", "static", 10), run("C", "static", 10)]
 
     assert plan_module.differing_keys(runs) == [
-        "`model.network.norm`: static, but group (A)",
-        "`trainer.clients_per_round`: 10, but 5 (A)",
+        "model.network.norm: group (A); static (B, C)",
+        "trainer.clients_per_round: 5 (A); 10 (B, C)",
     ]
 
 
