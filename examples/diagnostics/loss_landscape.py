@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from examples.diagnostics.figures import show_figure
+from examples.diagnostics.shvr_objective import client_labels, objective, require_objective
 from lightning_fedssl import sampling
 from lightning_fedssl.callback import FederatedCallback, at_least
 from lightning_fedssl.functional.averaging import State
@@ -64,11 +65,7 @@ class LossLandscape(FederatedCallback):
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Reject a method without an objective before training starts."""
-        if not hasattr(pl_module, "objective"):
-            raise ValueError(
-                f"LossLandscape needs a method with an explicit objective, such as FedSHVR, not "
-                f"{type(pl_module).__name__}: leave it out of trainer.callbacks"
-            )
+        require_objective(self, pl_module)
 
     def on_round_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Delete the labels of the previous round."""
@@ -93,7 +90,7 @@ class LossLandscape(FederatedCallback):
             labels=data.labels[labeled],
             unlabeled=data.unlabeled[unlabeled],
         )
-        labels = cast(Any, algorithm).client_labels(some, data.round)
+        labels = client_labels(cast(Any, algorithm), some, data.round)
         self._clients[data.party] = (some, labels)
 
     def on_client_judged(
@@ -139,7 +136,7 @@ class LossLandscape(FederatedCallback):
         """The sum of the objectives of this rank's clients, weighted by their numbers of images."""
         method, total = cast(Any, algorithm), 0.0
         for data, labels in self._clients.values():
-            mean = sum(float(part) for part in method.objective(data, labels))
+            mean = sum(float(part) for part in objective(method, data, labels))
             total += (len(data.labeled) + len(data.unlabeled)) * mean
         return total
 

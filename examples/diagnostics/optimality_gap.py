@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from examples.diagnostics.shvr_objective import client_labels, objective, require_objective
 from lightning_fedssl.callback import FederatedCallback, at_least
 from lightning_fedssl.functional.averaging import State, WeightedSum
 from lightning_fedssl.state import load_state
@@ -49,11 +50,7 @@ class OptimalityGap(FederatedCallback):
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Reject a method without an objective before training starts."""
-        if not hasattr(pl_module, "objective"):
-            raise ValueError(
-                f"OptimalityGap needs a method with an explicit objective, such as FedSHVR, not "
-                f"{type(pl_module).__name__}: leave it out of trainer.callbacks"
-            )
+        require_objective(self, pl_module)
 
     def on_client_start(
         self,
@@ -66,19 +63,19 @@ class OptimalityGap(FederatedCallback):
         if trainer.round_index % self.every_n_rounds or not work.num_samples:
             return
         method = cast(Any, algorithm)
-        labels = method.client_labels(data, data.round)
+        labels = client_labels(method, data, data.round)
         weights = {name: p for name, p in algorithm.named_parameters() if p.requires_grad}
         gradient = {name: torch.zeros_like(p) for name, p in weights.items()}
-        objective = torch.zeros((), dtype=torch.float64, device=labels.device)
+        total_objective = torch.zeros((), dtype=torch.float64, device=labels.device)
         with torch.enable_grad():
-            for part in method.objective(data, labels):
-                objective += part.detach()
+            for part in objective(method, data, labels):
+                total_objective += part.detach()
                 grads = torch.autograd.grad(part, list(weights.values()), materialize_grads=True)
                 for total, grad in zip(gradient.values(), grads, strict=True):
                     total.add_(grad)
         change = labels - self._earlier_labels(algorithm, data) if self.before else labels[:0]
         self._gradient.add(gradient, work.num_samples)
-        scalars = {"objective": objective, "labels": change.square().sum().double()}
+        scalars = {"objective": total_objective, "labels": change.square().sum().double()}
         self._scalars.add(scalars, work.num_samples)
 
     def on_aggregate(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
@@ -109,7 +106,7 @@ class OptimalityGap(FederatedCallback):
         live = {**dict(algorithm.named_parameters()), **dict(algorithm.named_buffers())}
         now = {name: live[name].detach().clone() for name in self.before}
         load_state(algorithm, self.before)
-        labels: Tensor = cast(Any, algorithm).client_labels(data, data.round - 1)
+        labels = client_labels(cast(Any, algorithm), data, data.round - 1)
         load_state(algorithm, now)
         return labels
 

@@ -46,7 +46,6 @@ class EASGD(SlotAlgorithm):
     """
 
     labels_at = "clients"
-    server_keeps = SlotAlgorithm.server_keeps | {"weights"}
 
     def __init__(self, alpha: float | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)

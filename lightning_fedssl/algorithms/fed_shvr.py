@@ -39,7 +39,7 @@ for the sum over the clients of a round. A client that skipped rounds downloads 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Literal
 
@@ -52,12 +52,10 @@ from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State, Sums, WeightedSum, sizes_of
 from lightning_fedssl.functional.by_name import (
-    below,
     mapped,
     only,
     paired,
     prefixed,
-    unprefixed,
 )
 from lightning_fedssl.functional.device_copies import on_cpu
 from lightning_fedssl.functional.losses import kl_from_uniform, kl_to_uniform, soft_cross_entropy
@@ -98,7 +96,7 @@ class FedSHVR(PairedBatches):
         kwargs: The arguments every algorithm takes.
     """
 
-    server_keeps = frozenset({"last_round"})
+    not_deployable = "sends its clients their last result, which a node does not expect"
     clients_use_statistics = True
 
     def __init__(
@@ -131,7 +129,6 @@ class FedSHVR(PairedBatches):
         self.label_alpha0 = label_alpha0
         self.control_variate = control_variate
         self.averaging = averaging
-        self._tau_bar: Tensor | None = None
 
     def control(self, client: int) -> State:
         """d_k of a client by the weights' names: 0 before its first round.
@@ -196,55 +193,14 @@ class FedSHVR(PairedBatches):
         confidence = labels.max(dim=-1).values
         return PseudoLabels(labels, confidence, torch.ones_like(confidence, dtype=torch.bool))
 
-    def client_labels(self, data: LocalData, round_index: int) -> Tensor:
-        """v_k as a round computes it with the working module: ``(unlabelled, classes)``.
-
-        For diagnostics.
-        """
-        return self.label_images(data, self._alpha0_of_labels(round_index)).labels
-
-    def objective(self, data: LocalData, labels: Tensor) -> Iterator[Tensor]:
-        """Terms that sum to F_k (Eq. 5a) on all the client's images, with the alpha_0 of the start
-        of the round.
-
-        Args:
-            data: The client's data.
-            labels: v_k, ``(unlabelled, classes)``.
-        """
-        alpha0 = float(self.ramp.values(data.round, self.client_epochs, 1)[0])
-        of_labeled = self.task.labeled_losses
-        of_unlabeled = partial(self.unlabeled_losses, alpha0=alpha0)
-        for images, targets, losses in (
-            (data.labeled, data.labels, of_labeled),
-            (data.unlabeled, labels, of_unlabeled),
-        ):
-            for part, target in zip(images.split(_PASS), targets.split(_PASS), strict=True):
-                if len(part):
-                    yield losses(self(data.plain(part)), target).sum() / len(images)
-
-    def unlabeled_losses(self, logits: Tensor, target: Tensor, alpha0: float) -> Tensor:
-        """The terms of F_k of unlabelled images, one per image: ``(batch,)``.
-
-        Args:
-            logits: ``(batch, classes)``.
-            target: Their rows of v_k.
-            alpha0: alpha_0.
-        """
-        r1 = kl_to_uniform(target.clamp(min=torch.finfo(target.dtype).tiny).log())
-        return (
-            alpha0 * soft_cross_entropy(logits, target)
-            + self.alpha1 * r1
-            + self.alpha2 * self.r2(logits)
-        )
-
     def _labels_of_round(self, data: LocalData) -> PseudoLabels | None:
         """Labels by the received model; None if the loss does not need them."""
         if not self.ramp.final or not len(data.unlabeled):
             return None
-        return self.label_images(data, self._alpha0_of_labels(data.round))
+        return self.label_images(data, self.alpha0_of_labels(data.round))
 
-    def _alpha0_of_labels(self, round_index: int) -> float:
-        """alpha_0 in Eq. 8."""
+    def alpha0_of_labels(self, round_index: int) -> float:
+        """alpha_0 in Eq. 8 in a round."""
         ramped = float(self.ramp.values(round_index, self.client_epochs, 1)[0])
         return self.ramp.final if round_index > 1 and self.label_alpha0 == "final" else ramped
 
@@ -262,17 +218,8 @@ class FedSHVR(PairedBatches):
             self.clients.put(update.client, "mean_step", self._mean_step(update))
         return update
 
-    def on_result(self, client: int, result: State) -> None:
-        """Apply Eq. 15 when theta' and tau_bar arrive."""
-        tau = result["tau_bar"]
-        after = unprefixed("last_round.", below("last_round.", result))
-        before = only(self.server.parameters, after)
-        moved = paired(lambda p, new: (p - new) / tau.to(p), before, after)
-        self._correct(client, on_cpu(moved))
-
     def on_round_start(self) -> None:
         """Refuse a learning rate of 0, by which Eq. 15 divides."""
-        self._tau_bar = None
         rate_is_valid = not self.control_variate or self.current_round.client_lr > 0
         checks.require(
             rate_is_valid,
@@ -310,22 +257,10 @@ class FedSHVR(PairedBatches):
         model.add(mean | paired(lambda step, theta: theta - scale * step, steps, before))
         super().aggregate({"model": model})
         if self.control_variate:
-            self._tau_bar = tau
             trained = only(before, steps)
             moved = on_cpu(paired(lambda p, new: (p - new) / tau, trained, self.server.parameters))
             for client in self.clients.having("mean_step"):
                 self._correct(client, moved)
-
-    def result_for_clients(self) -> State:
-        """tau_bar and theta', by which a client of the round updates its control
-        variate (Eq. 15).
-        """
-        if self._tau_bar is None:
-            return {}
-        return {
-            "tau_bar": self._tau_bar.double(),
-            **prefixed("last_round.", self.server.parameters),
-        }
 
     def _mean_step(self, update: ClientUpdate) -> State:
         """``(theta - theta_k) / tau_k``."""

@@ -10,6 +10,7 @@ import pytest
 from torch import Tensor
 
 from lightning_fedssl.algorithms import FedMatch
+from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm
 from lightning_fedssl.cli import FederatedCLI
 from tests.toy import Transfers
 
@@ -95,7 +96,7 @@ class Watch:
     def read(self, client: int, kind: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """What the server keeps and a client's training needs, such as the momentum of a cohort slot."""
         starts = (self.round_index, self.party) not in self.up
-        if kind == "optimizer" and kind in getattr(self.algorithm, "server_keeps", ()) and state and starts:
+        if kind == "optimizer" and isinstance(self.algorithm, SlotAlgorithm) and state and starts:
             self.kept_for[self.round_index, self.party] = {f"optimizer.{n}": t.nbytes for n, t in state.items()}
         return state
 

@@ -42,8 +42,6 @@ class SlotAlgorithm(FederatedAlgorithm):
         kwargs: The arguments every algorithm takes, but ``client_epochs`` and ``server_epochs``.
 
     Attributes:
-        server_keeps: Kinds of state in ``clients`` that a real federation would store at the
-            server, for each slot.
         server_phase: The server trains while its users do.
     """
 
@@ -51,7 +49,6 @@ class SlotAlgorithm(FederatedAlgorithm):
         "keeps the momentum of its clients at the server, by their places in the cohort"
     )
 
-    server_keeps = frozenset({"optimizer", "buffers"})
     server_phase = "parallel"
 
     def __init__(
