@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import LabelsAlone, PseudoLabelQuality, RunReport
+from lightning_fedssl.callbacks import ClientEvaluation, LabelsAlone, PseudoLabelQuality, RunReport
 from lightning_fedssl.report.page import ticks
 from lightning_fedssl.system import Faults, RandomDropout
 from tests.algorithms.helpers import METHODS
@@ -38,7 +38,7 @@ class Warns(FederatedCallback):
 
 
 def test_the_page_of_a_run_shows_its_parts_and_escapes_what_others_have_named(tmp_path: Path) -> None:
-    callbacks = [LabelsAlone(), Warns()]
+    callbacks = [LabelsAlone(), ClientEvaluation(), Warns()]
     trainer = toy_trainer(tmp_path, callbacks=callbacks, metrics=["recall", "confusion_matrix"])
     trainer.fit(toy_semifl(), Named())
     page = Page(trainer.log_dir)
@@ -48,6 +48,7 @@ def test_the_page_of_a_run_shows_its_parts_and_escapes_what_others_have_named(tm
     accuracy = 100 * float(trainer.callback_metrics["test/accuracy"])
     assert re.search(rf"With the clients' images {accuracy:.1f} % of 60 test images .*\(95 % interval", page.text)
     assert "Export takes" in page.text
+    assert "senttest accuracy\n" in page.text, "the table of clients"
     for part in ("Data", "Partition", "Curves", "Clients", "Pseudo-labels", "Time", "Warnings"):
         assert f"{part}\n" in page.text, part
     assert not page.live
