@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fedssl.functional.averaging import Sizes, State, sizes_of
-from lightning_fedssl.functional.by_name import mapped, only, prefixed, taken, without
+from lightning_fedssl.functional.by_name import mapped, only, prefixed, taken, tensors_of, without
 from lightning_fedssl.functional.frozen import frozen_names, tensors_that_change
 from lightning_fedssl.functional.optimizers import weights_of
-from lightning_fedssl.functional.tied import tensors_of
 
 Direction = Literal["down", "up"]
 """From the server to a client, or from a client to the server."""

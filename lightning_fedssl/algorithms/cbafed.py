@@ -43,8 +43,7 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, Sums
-from lightning_fedssl.functional.by_name import mapped, paired
-from lightning_fedssl.functional.tied import tensors_of
+from lightning_fedssl.functional.by_name import mapped, paired, tensors_of
 from lightning_fedssl.local_work import NO_WORK, LocalWork, labeled_work
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.state import Batch, ClientUpdate

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from lightning_fedssl.algorithm import JointStep
 from lightning_fedssl.algorithms.common import checks
@@ -30,10 +31,9 @@ from lightning_fedssl.algorithms.common.split_learning import SplitTraining
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State, sizes_of
 from lightning_fedssl.functional.batch_norm import evaluating
-from lightning_fedssl.functional.by_name import below, paired, without
+from lightning_fedssl.functional.by_name import below, paired, tensors_of, without
 from lightning_fedssl.functional.losses import consistency_losses
 from lightning_fedssl.functional.pseudo_labels import pseudo_label, skew_of
-from lightning_fedssl.functional.tied import call_with, tensors_of
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import Batch
 
@@ -109,7 +109,7 @@ class FedSwitchSL(SplitTraining):
             tensors_of(own),
             tensors_of(self.network.bottom),
         )
-        features: Tensor = call_with(own, source, batch["x_weak"])
+        features: Tensor = functional_call(own, source, batch["x_weak"])
         return features
 
     def client_features(self, batch: Batch, batch_idx: int) -> State:

@@ -42,11 +42,10 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.semifl import GlobalLabels
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import paired
+from lightning_fedssl.functional.by_name import call_apart, paired
 from lightning_fedssl.functional.losses import masked_mean
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32
 from lightning_fedssl.functional.sharpness import asam_step
-from lightning_fedssl.functional.tied import call_apart
 from lightning_fedssl.local_work import LocalWork, labeled_work, unlabeled_work
 from lightning_fedssl.state import Batch, ClientUpdate
 from lightning_fedssl.task import CONFIDENT

@@ -27,8 +27,8 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.by_name import call_apart
 from lightning_fedssl.functional.ema import warm_decay
-from lightning_fedssl.functional.tied import call_apart
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.state import Batch

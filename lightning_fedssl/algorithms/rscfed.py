@@ -41,9 +41,8 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import State, Sums, WeightedSum
-from lightning_fedssl.functional.by_name import copied, mapped, paired
+from lightning_fedssl.functional.by_name import copied, mapped, paired, tensors_of
 from lightning_fedssl.functional.frozen import tensors_that_change
-from lightning_fedssl.functional.tied import tensors_of
 from lightning_fedssl.local_work import NO_WORK, LocalWork, epochs_of, labeled_work
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.state import Batch, ClientUpdate, load_state

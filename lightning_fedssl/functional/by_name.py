@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -84,3 +85,20 @@ def places(keys: Iterable[Key]) -> dict[Key, int]:
 def copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies of the tensors, which share no storage and no gradient with them."""
     return {name: t.detach().clone() for name, t in state.items()}
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """A module's weights and buffers, not copied."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def call_apart(module: nn.Module, weights: Mapping[str, Tensor], *inputs: Any) -> Any:
+    """A module's output with other weights; what the pass does to buffers is not kept.
+
+    Args:
+        module: The module.
+        weights: The other weights; the module's own where left out.
+        inputs: What the module takes.
+    """
+    buffers = mapped(Tensor.clone, dict(module.named_buffers()))
+    return functional_call(module, {**weights, **buffers}, inputs)

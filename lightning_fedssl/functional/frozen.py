@@ -8,29 +8,27 @@ of a network (a teacher) and parts of one (split learning) have the same frozen 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
 
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import without
-from lightning_fedssl.functional.tied import first_names, tensors_of
+from lightning_fedssl.functional.by_name import tensors_of, without
 
 _MARK = "frozen_tensors"
 
 
-def select_names(names: Mapping[str, str], patterns: Sequence[str], key: str) -> set[str]:
-    """The first names of the tensors that patterns select.
+def select_names(names: Collection[str], patterns: Sequence[str], key: str) -> set[str]:
+    """The names of the tensors that patterns select.
 
     A pattern is the name of a tensor (``convs.0.weight``), or of a layer, which stands for all its
     tensors (``convs.0``, ``convs``); ``*`` stands for any characters. A pattern that begins with
     ``!`` removes names from the selection. Later patterns have precedence.
 
     Args:
-        names: All names of tensors, each with the first name of its tensor
-            (:func:`~lightning_fedssl.functional.tied.first_names`).
+        names: All names of tensors.
         patterns: The patterns, in order.
         key: The configuration key of the patterns, for messages.
 
@@ -40,9 +38,7 @@ def select_names(names: Mapping[str, str], patterns: Sequence[str], key: str) ->
     selected = set[str]()
     for pattern in patterns:
         wanted = pattern.removeprefix("!")
-        found = {
-            f for n, f in names.items() if fnmatchcase(n, wanted) or fnmatchcase(n, f"{wanted}.*")
-        }
+        found = {n for n in names if fnmatchcase(n, wanted) or fnmatchcase(n, f"{wanted}.*")}
         if not found:
             layers = [*dict.fromkeys(name.rpartition(".")[0] or name for name in names)]
             raise ValueError(
@@ -63,7 +59,7 @@ def personal_names(network: nn.Module, patterns: Sequence[str]) -> list[str]:
     Raises:
         ValueError: A pattern matches no name, or no weight would be kept or left to share.
     """
-    chosen = select_names(first_names(network), patterns, "model.personal") - frozen_names(network)
+    chosen = select_names(tensors_of(network), patterns, "model.personal") - frozen_names(network)
     given = ", ".join(patterns)
     if given and not chosen:
         raise ValueError(f"model.personal: {given} keeps nothing: name a layer that is trained")
@@ -102,8 +98,7 @@ def freeze(network: nn.Module, patterns: Sequence[str], key: str = "freeze") -> 
     Raises:
         ValueError: A pattern matches no name, or no weight would be left to train.
     """
-    first = first_names(network)
-    chosen = select_names(first, patterns, key)
+    chosen = select_names(tensors_of(network), patterns, key)
     if chosen and not dict(network.named_parameters()).keys() - chosen:
         raise ValueError(
             f"{key}: {', '.join(patterns)} selects every weight of the network, so nothing is "
@@ -114,13 +109,13 @@ def freeze(network: nn.Module, patterns: Sequence[str], key: str = "freeze") -> 
         weights = dict(layer.named_parameters(recurse=False))
         own = []
         for name, weight in weights.items():
-            if first[prefix + name] in chosen or not weight.requires_grad:
+            if prefix + name in chosen or not weight.requires_grad:
                 weight.requires_grad_(False)
                 own.append(name)
         buffers = dict(layer.named_buffers(recurse=False))
         everything = len(own) == len(weights)
         if not weights:
-            everything = all(first[prefix + name] in chosen for name in buffers)
+            everything = all(prefix + name in chosen for name in buffers)
         if everything and getattr(layer, "running_mean", None) is not None:
             own += buffers
             layer.register_forward_pre_hook(_evaluate)
@@ -139,8 +134,6 @@ def _evaluate(layer: nn.Module, inputs: Any) -> None:
 def frozen_names(module: nn.Module) -> frozenset[str]:
     """Names of the frozen weights and buffers of a module, those in copies of a frozen network
     included.
-
-    A tied weight has its first name, as in ``named_parameters``.
     """
     marked = {
         f"{path}.{name}".lstrip(".")

@@ -24,10 +24,9 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State
-from lightning_fedssl.functional.by_name import mapped, only, taken
+from lightning_fedssl.functional.by_name import mapped, only, taken, tensors_of
 from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.functional.recorded import Recorded, Values
-from lightning_fedssl.functional.tied import tensors_of
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import (
     Batch,

@@ -12,11 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.by_name import mapped
+from lightning_fedssl.functional.by_name import mapped, prefixed, tensors_of
 from lightning_fedssl.functional.losses import added
-from lightning_fedssl.functional.tied import places_of, tensors_of
 from lightning_fedssl.local_training.sequential import own_random_stream, recording
-from lightning_fedssl.local_training.vectorized import CallOf, placed
+from lightning_fedssl.local_training.vectorized import CallOf
 from lightning_fedssl.local_work import LocalWork
 
 
@@ -65,7 +64,7 @@ def _operations(
     copies = {
         name: t.detach().clone().requires_grad_(t.requires_grad) for name, t in tensors.items()
     }
-    given = placed(copies, places_of(algorithm))
+    given = prefixed("algorithm.", copies)
     with FlopCounterMode(display=False) as counted:
         with fabric.autocast(), recording(algorithm, []):
             found = functional_call(

@@ -16,7 +16,7 @@ gradient of 0 for the others, which momentum and weight decay move.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,11 +31,10 @@ from torch.func import functional_call, vmap
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import copied, mapped, only, stacked, without
+from lightning_fedssl.functional.by_name import copied, mapped, only, prefixed, stacked, without
 from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.functional.optimizers import weights_of
 from lightning_fedssl.functional.recorded import Recorded, Values
-from lightning_fedssl.functional.tied import places_of
 from lightning_fedssl.local_training.sequential import (
     ClientPhase,
     Loop,
@@ -183,8 +182,6 @@ class StackedClients:
         self.phase = phase
         self.clients = clients
         self.module = CallOf(phase.algorithm, function)
-        places = places_of(phase.algorithm)
-        self.places = {place: name for place, name in places.items() if own(name)}
         weights = phase.algorithm.named_parameters()
         names = {id(p): name for name, p in weights if own(name)}
         template = part_of(phase.optimizer, names)
@@ -205,7 +202,7 @@ class StackedClients:
             rest: Its other tensors.
             arguments: Those of the function.
         """
-        given = placed({**leaves, **rest}, self.places)
+        given = prefixed("algorithm.", {**leaves, **rest})
         returned = functional_call(self.module, given, arguments, tie_weights=False)
         after = {name: given[f"algorithm.{name}"] for name in rest}
         return returned, {name: t for name, t in after.items() if t is not rest[name]}
@@ -366,13 +363,6 @@ class CallOf(nn.Module):
     def forward(self, *arguments: object) -> object:
         """What the function returns."""
         return getattr(self.algorithm, self.function)(*arguments)
-
-
-def placed(tensors: State, places: Mapping[str, str]) -> State:
-    """The tensors for ``functional_call`` of a module around the algorithm, with
-    ``tie_weights=False``.
-    """
-    return {f"algorithm.{place}": tensors[name] for place, name in places.items()}
 
 
 def _by_shape(batches: Sequence[Batch]) -> list[Part]:

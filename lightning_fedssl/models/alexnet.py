@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import nn
 
 from lightning_fedssl.models.layers import MaxPool2d
-from lightning_fedssl.models.network import InShape, Network
+from lightning_fedssl.models.network import InShape, LayeredNetwork
 
 
-class AlexNet(Network):
+class AlexNet(LayeredNetwork):
     """Five 3x3 convolutions of 64, 192, 384, 256 and 256 channels, each with ReLU.
 
     Three linear layers.

@@ -5,19 +5,18 @@ from __future__ import annotations
 from itertools import pairwise
 from math import ceil, log2
 
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_fedssl.models.layers import (
     DEFAULT_GROUPS,
     MaxPool2d,
     NormKind,
-    max_pool,
     norm_layers,
 )
-from lightning_fedssl.models.network import GlobalAverage, InShape, Layers, Network
+from lightning_fedssl.models.network import GlobalAverage, InShape, LayeredNetwork, Layers
 
 
-class CNN(Network):
+class CNN(LayeredNetwork):
     """3x3 convolutions of ``width``, ``2 width`` and then ``4 width`` channels, each with norm and
     ReLU; then linear.
 
@@ -57,23 +56,17 @@ class CNN(Network):
             nn.Conv2d(a, b, 3, padding=1, bias=norm == "none") for a, b in pairwise(channels)
         )
         self.norms = nn.ModuleList(map(norm_layers(norm, norm_groups), channels[1:]))
+        self.pool = MaxPool2d()
+        self.relu = nn.ReLU()
+        self.average = GlobalAverage()
         self.classifier = nn.Linear(channels[-1], num_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
-        for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
-            if index:
-                x = max_pool(x)
-            x = norm(conv(x)).relu()
-        logits: Tensor = self.classifier(x.mean((2, 3)))
-        return logits
 
     def chain(self) -> Layers:
         """The layers in the order in which they are applied."""
         layers: Layers = []
         for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             if index:
-                layers.append((f"pool_{index - 1}", MaxPool2d()))
+                layers.append((f"pool_{index - 1}", self.pool))
             layers += [(f"convs.{index}", conv), (f"norms.{index}", norm)]
-            layers.append((f"relu_{index}", nn.ReLU()))
-        return [*layers, ("average", GlobalAverage()), ("classifier", self.classifier)]
+            layers.append((f"relu_{index}", self.relu))
+        return [*layers, ("average", self.average), ("classifier", self.classifier)]

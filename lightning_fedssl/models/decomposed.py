@@ -9,11 +9,11 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.by_name import below, paired, unprefixed
-from lightning_fedssl.functional.tied import call_with
 from lightning_fedssl.models.network import Network
 
 _NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
@@ -81,7 +81,8 @@ class Decomposed(Network):
                 of norm layers may be among it; left out, they are those of this module.
             psi: Psi by the same names.
         """
-        logits: Tensor = call_with(self.sigma, {**sigma, **paired(torch.add, psi, sigma)}, x)
+        theta = {**sigma, **paired(torch.add, psi, sigma)}
+        logits: Tensor = functional_call(self.sigma, theta, x)
         return logits
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from torch import Tensor, nn
+from torch import nn
 
-from lightning_fedssl.models.network import InShape, Layers, Network
+from lightning_fedssl.models.network import InShape, LayeredNetwork, Layers
 
 
-class MLP(Network):
+class MLP(LayeredNetwork):
     """Flatten, then linear layers with biases and ReLU between them.
 
     The default is the "2NN" of McMahan et al., "Communication-Efficient Learning of Deep Networks
@@ -38,19 +38,13 @@ class MLP(Network):
         super().__init__()
         widths = (math.prod(in_shape), *hidden)
         self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        self.flatten = nn.Flatten()
+        self.relu = nn.ReLU()
         self.classifier = nn.Linear(widths[-1], num_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
-        x = x.flatten(1)
-        for layer in self.hidden:
-            x = layer(x).relu()
-        logits: Tensor = self.classifier(x)
-        return logits
 
     def chain(self) -> Layers:
         """The layers in the order in which they are applied."""
-        layers: Layers = [("flatten", nn.Flatten())]
+        layers: Layers = [("flatten", self.flatten)]
         for index, layer in enumerate(self.hidden):
-            layers += [(f"hidden.{index}", layer), (f"relu_{index}", nn.ReLU())]
+            layers += [(f"hidden.{index}", layer), (f"relu_{index}", self.relu)]
         return [*layers, ("classifier", self.classifier)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from lightning_fedssl.functional.batch_norm import accept_single_values, evaluating
 from lightning_fedssl.functional.by_name import only
-from lightning_fedssl.functional.tied import complete_when_loaded
 
 InShape = tuple[int, ...]
 """Shape of one sample: ``(channels, height, width)`` of an image, ``(channels, time)`` of a signal,
@@ -33,19 +32,7 @@ class Network(nn.Module):
     their class path. A constructor takes ``num_classes`` and ``in_shape``, which
     :func:`build_network` sets from the data. All other arguments come from the configuration.
     Initial weights are drawn from torch's global generator.
-
-    Attributes:
-        features: Layers before the classifier, in networks that do not override :meth:`forward`.
-        classifier: The last layers.
     """
-
-    features: Any
-    classifier: Any
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
-        logits: Tensor = self.classifier(self.features(x))
-        return logits
 
     def own_name(self, name: str) -> str:
         """This network's name of a tensor, for a name as torchvision or timm writes it.
@@ -56,6 +43,42 @@ class Network(nn.Module):
             name: A tensor's name in a file of weights.
         """
         return name
+
+
+class LayeredNetwork(Network):
+    """Base class of networks that are a sequence of layers, which split learning can split."""
+
+    def chain(self) -> Layers:
+        """The layers by name, in the order in which they are applied.
+
+        All children, in the order in which they are registered, if it is not overridden.
+        """
+        return list(layers_inside(self))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
+        for _, layer in self.chain():
+            x = layer(x)
+        return x
+
+
+def layers_inside(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The children of a module in order; those of an ``nn.Sequential`` among them take its place.
+
+    A layer that is registered twice is applied twice.
+
+    Args:
+        module: The module.
+        prefix: What the names begin with.
+    """
+    for name, child in module.named_modules(remove_duplicate=False):
+        if not name or "." in name:
+            continue
+        path = f"{prefix}{name}"
+        if isinstance(child, nn.Sequential):
+            yield from layers_inside(child, f"{path}.")
+        else:
+            yield path, child
 
 
 class GlobalAverage(nn.Module):
@@ -117,7 +140,6 @@ def build_network(
     else:
         network = _constructed(factory, num_classes, in_shape)
     _check_output(network, out_shape or (num_classes,), in_shape)
-    complete_when_loaded(network)
     accept_single_values(network)
     return network
 

@@ -18,11 +18,11 @@ from lightning_fedssl.functional.by_name import (
     only,
     prefixed,
     renamed,
+    tensors_of,
     unprefixed,
     without,
 )
 from lightning_fedssl.functional.frozen import select_names, shortened
-from lightning_fedssl.functional.tied import first_names, tensors_of
 from lightning_fedssl.models.network import Network
 
 _CONTAINERS = ("state_dict", "model_state_dict", "model", "network")
@@ -55,13 +55,11 @@ def load_weights(network: nn.Module, path: str | Path, left_out: Sequence[str] =
             not those of the network; the message names some.
     """
     own = tensors_of(network)
-    first = first_names(network)
     found = read_weights(Path(path).expanduser())
     if isinstance(network, Network):
         found = renamed(network.own_name, found)
-    found = renamed(lambda name: first.get(name, name), found)
     found = _with_prefix(found, own)
-    names = dict(zip(found, found, strict=True)) | first
+    names = {**found, **own}
     ignored = select_names(names, left_out, "model.init_except")
     ignored |= {name for name in names if name.endswith(_COUNTER)}
     own = without(own, ignored)

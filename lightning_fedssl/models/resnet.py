@@ -16,10 +16,9 @@ from lightning_fedssl.models.layers import (
     NormKind,
     NormLayers,
     draw_by_fan_out,
-    max_pool,
     norm_layers,
 )
-from lightning_fedssl.models.network import InShape, Layers, Network
+from lightning_fedssl.models.network import InShape, LayeredNetwork, Layers, Network
 
 
 class _BasicBlock(nn.Module):
@@ -181,7 +180,7 @@ class _GlobalMaxPool(nn.Module):
         return F.max_pool2d(x, x.shape[-2:]).flatten(1)
 
 
-class ResNet9(Network):
+class ResNet9(LayeredNetwork):
     """ResNet-9: convolutions of 64, 128, 256 and 512 channels, two residual pairs, global
     max-pooling, linear.
 
@@ -225,16 +224,6 @@ class ResNet9(Network):
         self.conv4 = conv(4 * width, c4)
         self.residual2 = nn.Sequential(conv(c4, c4), conv(c4, c4))
         self.classifier = nn.Linear(c4, num_classes, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
-        x = max_pool(self.conv2(self.conv1(x)))
-        x = x + self.residual1(x)
-        x = max_pool(self.conv3(x))
-        x = max_pool(self.conv4(x))
-        x = x + self.residual2(x)
-        logits: Tensor = self.classifier(F.max_pool2d(x, x.shape[-2:]).flatten(1))
-        return logits
 
     def chain(self) -> Layers:
         """The layers by name, in the order in which they are applied.

@@ -4,27 +4,9 @@ learning).
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
-
-import torch
 from torch import Tensor, nn
 
-from lightning_fedssl.functional.batch_norm import evaluating
-from lightning_fedssl.models.network import InShape, Layers
-
-
-@runtime_checkable
-class Chained(Protocol):
-    """A network whose forward pass is a sequence of layers, but not simply that of its children."""
-
-    def chain(self) -> Layers:
-        """The layers by name, in the order in which they are applied.
-
-        Their composition equals the network.
-        """
+from lightning_fedssl.models.network import Layers, layers_inside
 
 
 class SplitNetwork(nn.Module):
@@ -52,25 +34,22 @@ class SplitNetwork(nn.Module):
         return logits
 
 
-def split(network: nn.Module, at: int | str, in_shape: InShape) -> SplitNetwork:
+def split(network: nn.Module, at: int | str) -> SplitNetwork:
     """Split a network after a layer; the parts contain the network's own layers, not copies.
 
     Args:
-        network: A sequence of layers: an ``nn.Sequential``, a network with a method ``chain``, or a
-            module whose children are applied in the order in which they are registered, with a
-            flattening before the first linear layer.
+        network: A sequence of layers: an ``nn.Sequential``, or a network with a method ``chain``
+            (:class:`~lightning_fedssl.models.network.LayeredNetwork`).
         at: The split index: the number of layers with weights (convolutions, linear layers,
             residual pairs) in the bottom. The norms, activations and poolings that follow such a
             layer belong to the same part; dropout and flattening before the next layer belong to
             the top. Or the name of the last layer of the bottom, such as ``features.4``.
-        in_shape: Shape of one image, ``(channels, height, width)``, to check that the parts compute
-            the same as the network.
 
     Raises:
         ValueError: There is no such split (the message lists the possible ones), or the network is
             not a sequence of layers.
     """
-    layers = layers_of(network, in_shape)
+    layers = _layers_of(network)
     ends = _ends(layers)
     if isinstance(at, str) and not at.isdecimal():
         names = [name for name, _ in layers]
@@ -84,105 +63,21 @@ def split(network: nn.Module, at: int | str, in_shape: InShape) -> SplitNetwork:
             f"{listed or 'no layer'}. Give one of these numbers, or the name of the bottom's "
             "last layer"
         )
-    parts = SplitNetwork(_sequence(layers[:end]), _sequence(layers[end:]), network)
-    _refuse_shared_weights(parts)
-    return parts
+    return SplitNetwork(_sequence(layers[:end]), _sequence(layers[end:]), network)
 
 
-def _refuse_shared_weights(parts: SplitNetwork) -> None:
-    """Refuse a weight that clients and server would both train, each a copy of its own."""
-    names = {id(tensor): name for name, tensor in parts.bottom.named_parameters()}
-    for name, tensor in parts.top.named_parameters():
-        if id(tensor) in names:
-            raise ValueError(
-                f"model.split: {names[id(tensor)]} at the clients and {name} at the server are "
-                "one weight of the network; split it elsewhere, or give each layer a weight of "
-                "its own"
-            )
-
-
-def layers_of(network: nn.Module, in_shape: InShape) -> Layers:
-    """The layers whose composition equals the network.
-
-    Args:
-        network: See :func:`split`; a network on the meta device is not checked.
-        in_shape: Shape of one image, ``(channels, height, width)``.
-
-    Raises:
-        ValueError: The network is not a sequence of layers.
-    """
-    layers = _listed(network)
-    weight = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
-    if weight.is_meta:
-        return layers  # a meta tensor has no values to compare
-    images = torch.linspace(-1, 1, 2 * math.prod(in_shape)).reshape(2, *in_shape).to(weight)
-    try:
-        with evaluating(network):
-            same = torch.equal(_sequence(layers)(images), network(images))
-        same = same and _same_in_training(network, images)
-    except (RuntimeError, ValueError, TypeError, NotImplementedError):
-        same = False
-    if not same:
+def _layers_of(network: nn.Module) -> Layers:
+    """The layers whose composition is the network."""
+    if isinstance(network, nn.Sequential):
+        return list(layers_inside(network))
+    chain = getattr(network, "chain", None)
+    if chain is None:
         raise ValueError(
             f"model.network: {type(network).__name__} is no sequence of layers and cannot be "
             "split. Networks that can: AlexNet, CNN, MLP, ResNet9, SVHNCNN, VGG11, VGG16, an "
-            "nn.Sequential, or one with a method chain() that lists its layers"
+            "nn.Sequential, or one with a method chain() that lists its layers by name"
         )
-    return layers
-
-
-def _listed(network: nn.Module) -> Layers:
-    """The layers that the network names, or its children in order."""
-    return network.chain() if isinstance(network, Chained) else _flattened(list(_leaves(network)))
-
-
-def _same_in_training(network: nn.Module, images: Tensor) -> bool:
-    """Whether the layers equal the network in training, too, with other weights.
-
-    Dropout outside of the layers has no effect in an evaluation, and a factor of 0 or 1 none with
-    its first value.
-    """
-    outputs = []
-    for whole in (True, False):
-        trained = copy.deepcopy(network).train()  # of its own: a pass may change buffers
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(0)
-            for parameter in trained.parameters():
-                if parameter.is_floating_point():
-                    parameter.add_(torch.randn_like(parameter), alpha=0.01)
-            outputs.append((trained if whole else _sequence(_listed(trained)).train())(images))
-    return torch.equal(*outputs)
-
-
-def _leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The children of a module in order.
-
-    An ``nn.Sequential`` among them is replaced by its own children.
-
-    A layer that is registered twice is applied twice.
-    """
-    for name, child in module.named_modules(remove_duplicate=False):
-        if not name or "." in name:
-            continue
-        path = f"{prefix}{name}"
-        if isinstance(child, nn.Sequential):
-            yield from _leaves(child, f"{path}.")
-        else:
-            yield path, child
-
-
-def _flattened(layers: Layers) -> Layers:
-    """The layers with an added flattening before the first linear layer, where networks usually
-    flatten.
-    """
-    place = 0  # after the last layer that is neither dropout nor linear
-    for number, (_, layer) in enumerate(layers):
-        if isinstance(layer, nn.Flatten):
-            return layers
-        if isinstance(layer, nn.Linear):
-            return [*layers[:place], ("flatten", nn.Flatten()), *layers[place:]]
-        if not isinstance(layer, nn.Dropout):
-            place = number + 1
+    layers: Layers = chain()
     return layers
 
 

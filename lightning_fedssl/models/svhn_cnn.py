@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import nn
 
 from lightning_fedssl.models.layers import MaxPool2d
-from lightning_fedssl.models.network import InShape, Network
+from lightning_fedssl.models.network import InShape, LayeredNetwork
 
 
-class SVHNCNN(Network):
+class SVHNCNN(LayeredNetwork):
     """Two 5x5 convolutions of 32 and 64 channels without padding, each with ReLU and a 2x2
     max-pool; two linear layers.
 

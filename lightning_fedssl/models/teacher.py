@@ -7,10 +7,9 @@ from typing import TypeVar
 
 from torch import nn
 
-from lightning_fedssl.functional.by_name import mapped
+from lightning_fedssl.functional.by_name import mapped, tensors_of
 from lightning_fedssl.functional.ema import ema_update
 from lightning_fedssl.functional.frozen import tensors_that_change
-from lightning_fedssl.functional.tied import tensors_of
 
 _Self = TypeVar("_Self", bound=nn.Module)
 

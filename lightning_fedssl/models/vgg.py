@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from torch import nn
 
 from lightning_fedssl.models.layers import DEFAULT_GROUPS, NormKind, NormLayers, norm_layers
-from lightning_fedssl.models.network import GlobalAverage, InShape, Network
+from lightning_fedssl.models.network import GlobalAverage, InShape, LayeredNetwork
 
 
-class VGG11(Network):
+class VGG11(LayeredNetwork):
     """Eight 3x3 convolutions, each with norm and ReLU, and five 2x2 max-pools; average pooling.
 
     One linear layer.
@@ -45,7 +45,7 @@ class VGG11(Network):
         self.classifier = nn.Linear(8 * width, num_classes)
 
 
-class VGG16(Network):
+class VGG16(LayeredNetwork):
     """Thirteen 3x3 convolutions, each with norm and ReLU, and five 2x2 max-pools.
 
     Three linear layers.

@@ -21,9 +21,8 @@ from lightning_fedssl.functional.batch_norm import (
     local_moments,
     measuring_batches,
 )
-from lightning_fedssl.functional.by_name import mapped, places, taken
+from lightning_fedssl.functional.by_name import mapped, places, taken, tensors_of
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
-from lightning_fedssl.functional.tied import tensors_of
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_training.sequential import ClientPhase
 from lightning_fedssl.local_training.split_learning import JointPhase

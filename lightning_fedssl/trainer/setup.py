@@ -191,6 +191,18 @@ def build_model(algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) 
         setattr(algorithm, name, actual)
     algorithm.task = datamodule.task
     algorithm.configure_model()
+    _refuse_tied_weights(algorithm)
+
+
+def _refuse_tied_weights(algorithm: FederatedAlgorithm) -> None:
+    """Refuse one weight under two names: weights are sent and averaged by name."""
+    names: dict[int, str] = {}
+    for name, weight in algorithm.named_parameters(remove_duplicate=False):
+        if (other := names.setdefault(id(weight), name)) != name:
+            raise ValueError(
+                f"model: {other} and {name} are one weight: give each layer a weight of its "
+                "own, or call one layer twice under one name"
+            )
 
 
 def prepare_model(

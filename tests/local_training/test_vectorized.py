@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -69,29 +69,6 @@ def test_parameter_groups_keep_their_settings() -> None:
         return torch.optim.SGD(groups, lr=0.01, momentum=0.9)
 
     assert_agree(*both(lambda: make(optimizer=grouped, keep_client_optimizer=True)))
-
-
-class Twice(FedAvg):
-    """One layer under two names, and one weight in two layers."""
-
-    def configure_model(self) -> None:
-        super().configure_model()
-        with torch.random.fork_rng():
-            torch.manual_seed(1)
-            self.first, self.second, self.norm = nn.Linear(3, 3), nn.Linear(3, 3), nn.BatchNorm1d(3)
-        self.second.weight = self.first.weight
-        self.layers = nn.ModuleList([self.first, self.norm])
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        logits = self.layers[1](self.second(self.layers[0](self(batch["x"])).relu()))
-        return F.cross_entropy(self.norm(logits), batch["y"])
-
-
-def test_layers_with_two_names_and_shared_weights() -> None:
-    alone, together = both(lambda: make(Twice, keep_client_optimizer=True))
-    assert_agree(alone, together)
-    assert "second.bias" in together.updates[0]
-    assert "second.weight" not in together.updates[0]
 
 
 @pytest.mark.parametrize("at_once", [2, 5])

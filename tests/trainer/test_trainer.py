@@ -236,6 +236,14 @@ def test_early_stopping_and_checkpoints_where_not_every_round_is_evaluated(tmp_p
     assert len(list((tmp_path / "own").iterdir())) == 1
 
 
+def test_one_weight_of_two_layers_is_refused(tmp_path: Path) -> None:
+    layers = [torch.nn.Linear(64, width) for width in (64, 64, 3)]
+    network = torch.nn.Sequential(torch.nn.Flatten(), *layers)
+    layers[1].weight = layers[0].weight
+    with pytest.raises(ValueError, match=r"network\.1\.weight and network\.2\.weight are one weight"):
+        toy_trainer(tmp_path).fit(FedAvg(network=network), labeled_clients())
+
+
 def test_classes_that_contradict_the_data_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model\.num_classes is 7, but the data have 3"):
         toy_trainer(tmp_path).fit(toy_semifl(num_classes=7), ToyData())

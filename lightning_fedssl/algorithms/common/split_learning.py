@@ -30,10 +30,9 @@ from lightning_fedssl.algorithm import JointAlgorithm
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import below, unprefixed
+from lightning_fedssl.functional.by_name import below, tensors_of, unprefixed
 from lightning_fedssl.functional.ema import ema_update
 from lightning_fedssl.functional.optimizers import nesterov_sgd
-from lightning_fedssl.functional.tied import tensors_of
 from lightning_fedssl.local_work import LocalWork, endless_rows, epochs_of, one_pass
 from lightning_fedssl.models.split import SplitNetwork, split
 from lightning_fedssl.models.teacher import Teacher
@@ -125,7 +124,7 @@ class SplitTraining(JointAlgorithm):
 
     def build_parts(self) -> None:
         """Split the network, and copy it for the teacher."""
-        self.network: SplitNetwork = split(self.network, self.split, self.in_shape or (1, 1, 1))
+        self.network: SplitNetwork = split(self.network, self.split)
         if not any(weight.requires_grad for weight in self.network.bottom.parameters()):
             raise ValueError(
                 f"model.freeze selects every weight before model.split {self.split!r}, so that "
