@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,27 +31,22 @@ class Entry:
         times: Number of transfers.
         client_rounds: Number of pairs of a client and a round with a transfer.
         total: Bytes of all transfers.
-        unused: Those of clients whose update the server did not use: they dropped out, or were
-            rejected.
     """
 
     largest: int = 0
     times: int = 0
     client_rounds: int = 0
     total: int = 0
-    unused: int = 0
 
-    def add(self, sent: Sequence[tuple[int, int]], unused: Collection[int]) -> None:
+    def add(self, sent: Sequence[tuple[int, int]]) -> None:
         """Add the transfers of a round.
 
         Args:
             sent: The client and the bytes of every transfer.
-            unused: The clients whose update the server did not use.
         """
-        for client, size in sent:
+        for _, size in sent:
             self.largest = max(self.largest, size)
             self.total += size
-            self.unused += size if client in unused else 0
         self.times += len(sent)
         self.client_rounds += len({client for client, _ in sent})
 
@@ -66,8 +61,8 @@ class CommunicationLedger(FederatedCallback):
 
     ``ledger.csv`` has a line for every tensor name and direction: the size of one tensor, the
     number of transfers, and of pairs of a client and a round with a transfer, the total bytes, and
-    how many of them are of clients whose update was not used in that round; and the kind of
-    tensor: weights, batch-norm statistics, features and so on. A resumed run continues the ledger.
+    the kind of tensor: weights, batch-norm statistics, features and so on. A resumed run continues
+    the ledger.
 
     Only part of a run that lists it.
     """
@@ -133,15 +128,13 @@ class CommunicationLedger(FederatedCallback):
         ranks.
         """
         self._begin(trainer.round_index)
-        outcomes = trainer.participation.items()
-        unused = {k for k, outcome in outcomes if outcome in ("dropped", "rejected")}
         sent: dict[Key, list[tuple[int, int]]] = defaultdict(list)
         for of_rank in trainer.gather(dict(self._sent)):
             for key, transfers in of_rank.items():
                 sent[key] += transfers
         self.entries = mapped(replace, self._before)
         for key in sorted(sent):
-            self.entries.setdefault(key, Entry()).add(sent[key], unused)
+            self.entries.setdefault(key, Entry()).add(sent[key])
 
     def state_dict(self) -> dict[str, Any]:
         """All entries."""

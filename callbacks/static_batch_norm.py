@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections import ChainMap
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
@@ -68,6 +68,8 @@ class StaticBatchNorm(FederatedCallback):
             ``predict`` compute again.
     """
 
+    saved = ("measured", "held", "has_images")
+
     def __init__(
         self,
         source: Literal["server", "moments", "pooled"] = "server",
@@ -85,9 +87,10 @@ class StaticBatchNorm(FederatedCallback):
 
     def reset(self) -> None:
         """Forget an earlier run."""
-        self.version = -1  # of the weights that the statistics belong to
-        self._held_version = -1  # of those that clients downloaded for a measurement in a round
-        self._has_images = False  # whether the server has received the clients' images
+        # The version of the weights that the statistics belong to, and the source.
+        self.measured = (-1, "")
+        self.held = (-1, "")  # those that clients downloaded for a measurement in a round
+        self.has_images = False  # whether the server has received the clients' images
         self._counts = True
 
     def on_train_start(  # type: ignore[override]
@@ -113,8 +116,8 @@ class StaticBatchNorm(FederatedCallback):
         """Compute the statistics of the model before clients receive it."""
         if self.for_clients:
             self._refresh_in_round(trainer, algorithm)
-        if self.source == "moments" and self._held_version == algorithm.server.version:
-            algorithm.server.last_broadcast_version = self._held_version
+        if self.source == "moments" and self.held == (algorithm.server.version, self.source):
+            algorithm.server.last_broadcast_version = algorithm.server.version
 
     def on_global_model(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Compute the statistics of the model before it is evaluated or saved."""
@@ -133,37 +136,13 @@ class StaticBatchNorm(FederatedCallback):
         self._refresh(trainer, algorithm)
         self._counts = True
 
-    def state_dict(self) -> dict[str, Any]:
-        """What the current statistics were measured with, and what has been sent for it."""
-        return {
-            "version": self.version, "source": self.source,
-            "held_version": self._held_version, "has_images": self._has_images,
-        }  # fmt: skip
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state from :meth:`state_dict`.
-
-        Statistics of another source are computed again.
-        """
-        self.reset()
-        self._has_images = state_dict["has_images"]
-        if state_dict["source"] == self.source:
-            self.version = state_dict["version"]
-            self._held_version = state_dict["held_version"]
-        else:
-            _log.warning(
-                "StaticBatchNorm: the checkpoint has statistics with source %s; from now on they "
-                "are measured with %s",
-                state_dict["source"],
-                self.source,
-            )
-
     def _refresh_in_round(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         self._refresh(trainer, algorithm)
-        self._held_version = self.version
+        self.held = self.measured
 
     def _refresh(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
-        if self.version == algorithm.server.version or not has_static_batch_norm(algorithm):
+        wanted = (algorithm.server.version, self.source)
+        if self.measured == wanted or not has_static_batch_norm(algorithm):
             return
         load_state(algorithm, algorithm.server.model())
         with trainer.fabric.autocast():
@@ -171,15 +150,15 @@ class StaticBatchNorm(FederatedCallback):
         for name, (mean, variance) in statistics.items():
             algorithm.server.buffers[f"{name}.running_mean"].copy_(mean)
             algorithm.server.buffers[f"{name}.running_var"].copy_(variance)
-        self.version = algorithm.server.version
+        self.measured = wanted
 
     def _statistics(self, trainer: Run, algorithm: FederatedAlgorithm) -> Statistics:
         if self.source == "moments":
             combined = combine_moments(self._all_moments(trainer, algorithm))
             return {name: (moments.mean, moments.variance) for name, moments in combined.items()}
-        if self.source == "pooled" and self._counts and not self._has_images:
+        if self.source == "pooled" and self._counts and not self.has_images:
             self._send_images(trainer)
-            self._has_images = True
+            self.has_images = True
         # Of the server in data-set order: every batch has many classes. Of all images the labelled
         # ones class by class, then the rest in data-set order.
         server = trainer.local_data(sampling.SERVER)

@@ -81,7 +81,7 @@ def test_ledger_of_semifl_by_hand(tmp_path: Path) -> None:
     rows = ledger_of(trainer)
     counts = {"times": "6", "client_rounds": "6"}
     weight = {"direction": "up", "name": "network.classifier.weight", "kind": "weights", "largest": str(4 * 16 * 3)}
-    assert rows["up", "network.classifier.weight"] == {**counts, **weight, "total": str(6 * 4 * 16 * 3), "unused": "0"}
+    assert rows["up", "network.classifier.weight"] == {**counts, **weight, "total": str(6 * 4 * 16 * 3)}
     statistics = rows["down", "network.norms.0.running_var"]
     assert (statistics["kind"], statistics["total"]) == ("batch-norm statistics", str(6 * 4 * 4))
     assert not any(kind["kind"] == "batch-norm statistics" for (way, _), kind in rows.items() if way == "up")

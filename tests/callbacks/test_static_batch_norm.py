@@ -71,6 +71,15 @@ def test_moments_are_those_of_all_images_together(tmp_path: Path) -> None:
     torch.testing.assert_close(variance[0], everything.var())
 
 
+def test_statistics_of_another_source_are_measured_again(tmp_path: Path) -> None:
+    statistics_after_training(tmp_path, "server")
+    algorithm = toy_semifl(network=FirstLayer)
+    trainer = toy_trainer(tmp_path, logger=False, precision="64-true", callbacks=StaticBatchNorm("moments"))
+    trainer.validate(algorithm, ToyData(), ckpt_path="last")
+    everything = images_by_source(trainer, "pooled")
+    torch.testing.assert_close(algorithm.server.buffers["network.norm.running_mean"][0], everything.mean())
+
+
 def counted_sweeps() -> Any:
     """Counts how often the statistics are computed."""
     return mock.patch.object(StaticBatchNorm, "_statistics", autospec=True, side_effect=StaticBatchNorm._statistics)
