@@ -51,7 +51,7 @@ SMALL_NETWORK = {"model.network.init_args.depth": 10, "model.network.init_args.w
 ROUNDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "semifl_cifar10_4000.yaml": ({}, {**SMALL_NETWORK, "model.client_epochs": 1, "model.server_epochs": 1}),
     "fedrgd_cifar10_labels_at_clients.yaml": ({}, {"model.network.width": 8, "model.local_steps": 4}),
-    "semisfl_cifar10_4000.yaml": ({}, {"model.client_steps": 4, "model.server_steps": 4}),
+    "semisfl_cifar10_4000.yaml": ({}, {"model.network.width": 4, "model.client_steps": 4, "model.server_steps": 4}),
     "sage_cifar10.yaml": ({}, {"model.client_epochs": 1}),
     "fedshvr_mnist_iid.yaml": ({}, {"model.network.hidden": [50]}),
 }
@@ -392,6 +392,8 @@ def main() -> int:
         for (config, *_), count in rounds("cpu", True, count=True):
             print(config, count(), flush=True)
         return 0
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("PyTorch finds no CUDA device here; --device cpu --tiny tries every part, --count counts operators")
     options.output.mkdir(parents=True, exist_ok=True)
     failed, began = False, time.monotonic()
     for make, file in (PARTS[part] for part in options.parts):
