@@ -393,7 +393,7 @@ def main() -> int:
             print(config, count(), flush=True)
         return 0
     if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("PyTorch finds no CUDA device here; --device cpu --tiny tries every part, --count counts operators")
+        parser.error("PyTorch finds no CUDA device: --device cpu --tiny tries every part, --count counts operators")
     options.output.mkdir(parents=True, exist_ok=True)
     failed, began = False, time.monotonic()
     for make, file in (PARTS[part] for part in options.parts):

@@ -39,8 +39,8 @@ class FederatedCheckpoint(FederatedCallback):
     use this package: ``model.safetensors`` and ``model.json``. If the last accuracy is at least 5
     points below the best one, it says so: self-training can learn its own errors. ``best`` lacks
     the clients' states, such as the momentum of their optimizers, which are often larger than the
-    model, and only resuming a run needs them. ``last`` has them in ``checkpoints/last.states``, a
-    file for each client, if they are larger than 8 MiB together.
+    model, and with them the server's momentum: only resuming a run needs them. ``last`` has them in
+    ``checkpoints/last.states``, a file for each client, if they are larger than 8 MiB together.
 
     Args:
         monitor: The scalar that determines the best round; the task's first metric if left out,

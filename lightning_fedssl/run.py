@@ -350,7 +350,8 @@ class Run(ABC):
         Args:
             path: The file.
             weights_only: Leave out the clients' states, such as their optimizers' momentum. A run
-                whose clients have states cannot be resumed from such a checkpoint.
+                whose clients have states cannot be resumed from such a checkpoint, so it lacks
+                the state of the server's optimizer, too.
             storage_options: Accepted for Lightning's callbacks and not used.
         """
 

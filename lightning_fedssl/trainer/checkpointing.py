@@ -165,9 +165,10 @@ def take(trainer: Run, weights_only: bool = False) -> checkpoint_file.Checkpoint
     Args:
         trainer: The trainer.
         weights_only: Leave out the clients' states; a run that has any can then not be resumed from
-            the checkpoint.
+            the checkpoint, so the state of the server's optimizer is left out, too.
     """
     algorithm = trainer.algorithm
+    left_out = weights_only and len(algorithm.clients) > 0
     server = trainer.algorithm.server
     checkpoint = {
         "format": checkpoint_file.FORMAT,
@@ -195,9 +196,9 @@ def take(trainer: Run, weights_only: bool = False) -> checkpoint_file.Checkpoint
             "buffers": dict(server.buffers),
             "version": int(server.version),
             "extra": mapped(dict, server.extra),
-            "server_optimizer": optimizer_state(trainer.server_optimizer),
-            "clients": {} if weights_only else algorithm.clients.state_dict(),
-            "client_states_left_out": weights_only and len(algorithm.clients) > 0,
+            "server_optimizer": {} if left_out else optimizer_state(trainer.server_optimizer),
+            "clients": {} if left_out else algorithm.clients.state_dict(),
+            "client_states_left_out": left_out,
             "states": {},
         },
     }
@@ -483,7 +484,7 @@ def _read_states(
     """
     missing = checkpoint_file.read_states(loaded, path)
     if loaded["federation"]["client_states_left_out"]:
-        missing = ["all clients"]
+        missing = ["all clients and of the server's optimizer"]
     if not missing:
         return
     shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
