@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "algorithm": "FederatedAlgorithm",
     "algorithms": """
-        CBAFed DataSharing EASGD FL2 FedAvg FedDB FedMatch FedRGD FedSHVR FedSwitch FedSwitchSL
+        CBAFed EASGD FL2 FedAvg FedDB FedMatch FedRGD FedSHVR FedSwitch FedSwitchSL
         FixMatch MeanTeacher OverlapSGD ProxyFL PseudoLabel RSCFed SAGE SCAFFOLD SelfTraining SemiFL
         SemiSFL Supervised UDA
     """,

@@ -1,7 +1,6 @@
 """One file per paper."""
 
 from lightning_fedssl.algorithms.cbafed import CBAFed
-from lightning_fedssl.algorithms.data_sharing import DataSharing
 from lightning_fedssl.algorithms.easgd import EASGD, OverlapSGD
 from lightning_fedssl.algorithms.fed_shvr import FedSHVR
 from lightning_fedssl.algorithms.fedavg import FedAvg
@@ -31,7 +30,6 @@ __all__ = [
     "SCAFFOLD",
     "UDA",
     "CBAFed",
-    "DataSharing",
     "FedAvg",
     "FedDB",
     "FedMatch",

@@ -7,7 +7,6 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
 from lightning_fedssl.algorithms.cbafed import CBAFed as _CBAFed
-from lightning_fedssl.algorithms.data_sharing import DataSharing as _DataSharing
 from lightning_fedssl.algorithms.easgd import EASGD as _EASGD
 from lightning_fedssl.algorithms.easgd import OverlapSGD as _OverlapSGD
 from lightning_fedssl.algorithms.fed_shvr import FedSHVR as _FedSHVR
@@ -41,7 +40,6 @@ __all__ = [
     "SCAFFOLD",
     "UDA",
     "CBAFed",
-    "DataSharing",
     "FedAvg",
     "FedDB",
     "FedMatch",
@@ -183,33 +181,6 @@ class Supervised(_Supervised):
         optimizer: OptimizerCallable = ...,
         personal: Sequence[str] | str = ...,
         schedule: Schedule | None = None,
-        server_optimizer: OptimizerCallable | None = None,
-        task: Task | None = None,
-    ) -> None: ...
-
-class DataSharing(_DataSharing):
-    def __init__(
-        self,
-        share: float = 1.0,
-        warmup_rounds: int = 0,
-        keep_client_optimizer: bool = False,
-        *,
-        client_epochs: float = 1,
-        client_weighting: Literal["samples", "uniform"] = "samples",
-        freeze: Sequence[str] | str = ...,
-        gradient_clip_norm: float | None = None,
-        in_shape: tuple[int, ...] | None = None,
-        init_except: Sequence[str] | str = ...,
-        init_from: str | Path | None = None,
-        init_head: Literal["random", "zero", "labels"] = "random",
-        keep_server_optimizer: bool = True,
-        local_steps: int = 16,
-        network: Callable[..., nn.Module],
-        num_classes: int | None = None,
-        optimizer: OptimizerCallable = ...,
-        personal: Sequence[str] | str = ...,
-        schedule: Schedule | None = None,
-        server_epochs: float = 0,
         server_optimizer: OptimizerCallable | None = None,
         task: Task | None = None,
     ) -> None: ...
@@ -621,7 +592,6 @@ class FedSwitch(_FedSwitch, FixMatch):
         beta: float = 0.1,
         teacher_decay: float = 0.99,
         client_teacher_decay: float | None = 0.99,
-        label_mode: Literal["train", "eval"] = "eval",
         client_steps: int | None = 50,
         server_steps: int | None = 50,
         client_weighting: Literal["samples", "uniform"] = "uniform",
@@ -774,7 +744,6 @@ class ProxyFL(_ProxyFL, FixMatch):
         proxy_epochs: int = 100,
         proxy_lr: float = 0.005,
         proxy_batch_size: int = 4,
-        largest_margin: float = 100.0,
         *,
         aggregation_optimizer: OptimizerCallable | None = None,
         client_epochs: float = 5,

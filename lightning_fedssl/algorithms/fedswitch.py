@@ -68,7 +68,6 @@ class FedSwitch(FixMatch):
             arbitrary: tune it.
         teacher_decay: gamma, the largest decay of the global teacher.
         client_teacher_decay: gamma_c, the decay of the local teachers; null: they do not change.
-        label_mode: As for FixMatch, if the student labels.
         client_steps: K_u, steps of a client in a round; with 0 no client trains.
         server_steps: E_s, steps of the server in a round.
         client_weighting: A client's weight in the mean: its number of ``samples``, or ``uniform``.
@@ -87,7 +86,6 @@ class FedSwitch(FixMatch):
         beta: float = 0.1,
         teacher_decay: float = 0.99,
         client_teacher_decay: float | None = 0.99,
-        label_mode: Literal["train", "eval"] = "eval",
         client_steps: int | None = 50,
         server_steps: int | None = 50,
         client_weighting: Literal["samples", "uniform"] = "uniform",
@@ -95,7 +93,7 @@ class FedSwitch(FixMatch):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            label_mode=label_mode,
+            label_mode="eval",
             client_steps=client_steps,
             server_steps=server_steps,
             client_weighting=client_weighting,

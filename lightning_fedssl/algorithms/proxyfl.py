@@ -54,6 +54,9 @@ from lightning_fedssl.state import Batch, ClientUpdate
 SMALLEST_SIMILARITY = 1e-6
 """Pairs of images below it are no negatives: they are far enough from each other."""
 
+LARGEST_MARGIN = 100.0
+"""Of Global Proxy Tuning."""
+
 PRIOR_DECAY = 0.99
 """Of the moving average of the prior, over rounds."""
 
@@ -70,7 +73,6 @@ class ProxyFL(ReceivedModelLabels):
             leaves it out. Published: Q = 100, and 10 for CIFAR-100.
         proxy_lr: Learning rate of the tuning, eta_G.
         proxy_batch_size: Rows in a step of the tuning; the default is that of the authors' script.
-        largest_margin: The margin is at most this; published: 100.
         kwargs: Those of
             :class:`~lightning_fedssl.algorithms.common.received_model.ReceivedModelLabels`;
             ``unlabeled_weight`` is alpha, ``threshold`` is tau.
@@ -87,7 +89,6 @@ class ProxyFL(ReceivedModelLabels):
         proxy_epochs: int = 100,
         proxy_lr: float = 0.005,
         proxy_batch_size: int = 4,
-        largest_margin: float = 100.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -95,7 +96,6 @@ class ProxyFL(ReceivedModelLabels):
             0,
             contrastive_weight=contrastive_weight,
             proxy_epochs=proxy_epochs,
-            largest_margin=largest_margin,
         )
         checks.at_least(1, proxy_batch_size=proxy_batch_size)
         checks.above_zero(proxy_lr=proxy_lr)
@@ -103,7 +103,6 @@ class ProxyFL(ReceivedModelLabels):
         self.proxy_epochs = proxy_epochs
         self.proxy_lr = proxy_lr
         self.proxy_batch_size = proxy_batch_size
-        self.largest_margin = largest_margin
 
     def build_parts(self) -> None:
         """Build the projections of features and proxies, and a client's counts."""
@@ -243,7 +242,7 @@ class ProxyFL(ReceivedModelLabels):
         proxies = uploaded.flatten(0, 1)
         labels = torch.arange(classes, device=mean.device).repeat(clients)
         apart = torch.cdist(mean, mean).fill_diagonal_(torch.inf)
-        margin = apart.min(dim=-1).values.max().clamp(max=self.largest_margin)
+        margin = apart.min(dim=-1).values.max().clamp(max=LARGEST_MARGIN)
         tuned = mean.detach().clone().requires_grad_()
         optimizer = torch.optim.SGD([tuned], lr=self.proxy_lr)
         draw = sampling.rng(sampling.global_seed(), "proxies", self.current_round.index)

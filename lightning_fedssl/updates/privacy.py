@@ -52,9 +52,9 @@ class CentralDP(UpdateRule):
     """Differential privacy for clients by a trusted server.
 
     Every round logs ``privacy/epsilon`` (spent so far), ``privacy/population`` (the clients that it
-    is accounted for), ``privacy/clipped_share`` (of the updates) and ``privacy/signal_to_noise``
-    (the norm of the sum over that of the noise); the last two come from single updates and are not
-    protected. The run ends before the round that would spend more than ``epsilon``.
+    is accounted for) and ``privacy/clipped_share`` (of the updates), which comes from single
+    updates and is not protected. The run ends before the round that would spend more than
+    ``epsilon``.
 
     Args:
         delta: Delta; below 1 / clients of the population.
@@ -306,14 +306,11 @@ class CentralDP(UpdateRule):
             clipped.append(norm > self.clip)
             torch._foreach_add_([total[name] for name in moved], list(moved.values()))
         scale = spent.noise_multiplier * self.clip * trainer.cohort_size / spent.cohort
-        signal = float(
-            torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(total.values()))))
-        )
         mean = self._noisy_mean(model, total, scale, trainer)
         self._spent = replace(spent, rounds=spent.rounds + 1)
-        self._report(
-            trainer, clipped, signal, scale * sum(t.numel() for t in total.values()) ** 0.5
-        )
+        trainer.log("privacy/epsilon", self._spent.epsilon(self.delta))
+        trainer.log("privacy/population", spent.clients)
+        trainer.log("privacy/clipped_share", sum(clipped) / max(len(clipped), 1), len(clipped))
         parameters = taken(mean, names.weights)
         buffers = {name: mean[name] for name in names.buffers}
         yield ClientUpdate(sampling.SERVER, parameters, buffers, num_samples=1, num_steps=1)
@@ -328,13 +325,6 @@ class CentralDP(UpdateRule):
             new = model[name] + noisy / trainer.cohort_size
             mean[name] = new.clamp(min=0) if name.endswith("running_var") else new
         return mean
-
-    def _report(self, trainer: Run, clipped: list[bool], signal: float, noise: float) -> None:
-        assert self._spent is not None
-        trainer.log("privacy/epsilon", self._spent.epsilon(self.delta))
-        trainer.log("privacy/population", self._spent.clients)
-        trainer.log("privacy/clipped_share", sum(clipped) / max(len(clipped), 1), len(clipped))
-        trainer.log("privacy/signal_to_noise", signal / noise if noise else 0.0, float(noise > 0))
 
     def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
         """End the run before the round that would spend too much."""

@@ -20,7 +20,6 @@ from lightning_fedssl.algorithms import (
     SCAFFOLD,
     UDA,
     CBAFed,
-    DataSharing,
     FedAvg,
     FedDB,
     FedMatch,
@@ -41,7 +40,6 @@ from lightning_fedssl.algorithms import (
 )
 from lightning_fedssl.callbacks import GlobalUpdateFrequency
 from lightning_fedssl.data import (
-    ClassSkew,
     FederatedDataModule,
     FullyLabeledClients,
     LabeledClasses,
@@ -180,15 +178,6 @@ def toy_pseudo_label(**kwargs: Any) -> PseudoLabel:
     return toy(PseudoLabel, "group", **{"optimizer": plain_sgd, "ramp_epochs": 4} | kwargs)
 
 
-def toy_sharing(**kwargs: Any) -> DataSharing:
-    return toy(DataSharing, "batch", **{"local_steps": 3} | kwargs)
-
-
-def sharing_data(**kwargs: Any) -> ToyData:
-    """Labelled users, and 12 images at the server."""
-    return labeled_clients(**{"partition": ClassSkew(0.5, server_images=12)} | kwargs)
-
-
 def toy_easgd(kind: Any = EASGD, **kwargs: Any) -> Any:
     return toy(kind, "batch", **{"local_steps": 3} | kwargs)
 
@@ -248,7 +237,6 @@ METHODS: dict[str, Any] = {
     "supervised": (toy_supervised, ToyData),
     "fedrgd": (toy_rgd, ToyData),
     "fedrgd_at_clients": (lambda: toy_rgd(objective="self_training"), partial(labeled_clients, num_labels=30)),
-    "data_sharing": (lambda: toy_sharing(share=0.5, warmup_rounds=2), sharing_data),
     "easgd": (toy_easgd, labeled_clients),
     "overlap_sgd": (lambda: toy_easgd(OverlapSGD), labeled_clients),
     "fedrgd_replicas": (lambda: toy_rgd(groups=3, server_replicas="per_group"), ToyData),
@@ -281,7 +269,7 @@ METHODS = {name: (make, partial(data, max_train_images=72)) for name, (make, dat
 
 STATELESS = {
     "cbafed",
-    "semifl_paper", "supervised", "data_sharing", "fedswitch", "fixmatch", "uda", "sage", "proxyfl", "pseudo_label",
+    "semifl_paper", "supervised", "fedswitch", "fixmatch", "uda", "sage", "proxyfl", "pseudo_label",
     "mean_teacher", "mean_teacher_numbers", "self_training",
 }  # fmt: skip
 

@@ -19,7 +19,6 @@ from lightning_fedssl.algorithms import (
     SAGE,
     UDA,
     CBAFed,
-    DataSharing,
     FedAvg,
     FedDB,
     FedMatch,
@@ -56,7 +55,7 @@ from tests.algorithms.helpers import (
 from tests.toy import ToyData, assert_same, labeled_clients, toy_round, toy_trainer, weights
 
 DEVICES = SystemModel([Device("a", 1.0, 0.1)])
-SUPERVISED = ("fedavg", "scaffold", "supervised", "easgd", "overlap_sgd", "data_sharing")
+SUPERVISED = ("fedavg", "scaffold", "supervised", "easgd", "overlap_sgd")
 STACKED = [
     name for name in METHODS if name not in ("supervised", "fed_shvr_dropout", "fedavg_adam") and "_sl" not in name
 ]
@@ -187,7 +186,7 @@ def test_clients_with_labelled_images_with_unlabelled_ones_and_with_none_are_tra
         (FedRGD, {"server_votes": 0}),
         (FedRGD, {"server_only_rounds": -1}), (FedRGD, {"consistency_weight": -1}), (FedRGD, {"local_steps": 0}),
         (FedRGD, {"client_epochs": 2}), (EASGD, {"alpha": 0}), (EASGD, {"alpha": 1.1}), (OverlapSGD, {"beta": 1}),
-        (DataSharing, {"share": 1.1}), (DataSharing, {"warmup_rounds": -1}), (MeanTeacher, {"decay": 1}),
+        (MeanTeacher, {"decay": 1}),
         (PseudoLabel, {"alpha0": -1}), (PseudoLabel, {"ramp_epochs": -1}), (FedSHVR, {"alpha1": -1}),
         (FedSHVR, {"alpha2": -1}), (FedSHVR, {"optimizer": torch.optim.AdamW}), (SemiSFL, {"server_steps": 0}),
         (SemiSFL, {"client_steps": -1}), (SemiSFL, {"queue_size": 0}), (SemiSFL, {"temperature": 0}),
@@ -208,8 +207,8 @@ def test_an_impossible_argument_is_refused_by_its_key(method: type[Any], wrong: 
         (FixMatch, partial(ToyData, num_labels="all"), "num_labels"), (FedSHVR, ToyData, "label_location"),
         (FedMatch, partial(ToyData, num_labels="all"), "num_labels"), (EASGD, ToyData, "label_location"),
         (SAGE, ToyData, "label_location"), (FedDB, ToyData, "label_location"),
-        (FedMatch, partial(ToyData, validation=0), "lr_patience"), (DataSharing, ToyData, "label_location"),
-        (DataSharing, labeled_clients, "share"), (SemiSFL, labeled_clients, "label_location"),
+        (FedMatch, partial(ToyData, validation=0), "lr_patience"),
+        (SemiSFL, labeled_clients, "label_location"),
         (FedRGD, partial(ToyData, num_labels="all"), "num_labels"), (Supervised, labeled_clients, "label_location"),
         (partial(FedRGD, objective="supervised"), ToyData, "label_location"),
         (partial(SemiSFL, queue_size=3), ToyData, "queue_size"),

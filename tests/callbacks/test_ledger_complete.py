@@ -20,7 +20,7 @@ MORE = {
     "fedmatch_digits.yaml": ["--model.helper_interval=2", "--trainer.clients_per_round=20"],  # helpers in round 2
     "fedrgd_digits.yaml": ["--model.server_only_rounds=0"],
 }
-TRAINS_LATER = ("supervised", "datasharing", "semifl")
+TRAINS_LATER = ("supervised", "semifl")
 """Configurations in which no client trains in the first two rounds: the server does, or no image is confident."""
 Key = tuple[int, int]
 """A round and a client."""

@@ -29,7 +29,6 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import (
     CBAFed,
-    DataSharing,
     FedDB,
     FedMatch,
     FedRGD,
@@ -128,7 +127,6 @@ OBSTACLES = [
     (lambda: CBAFed(network=network("none")), "CBAFed needs the numbers of labels of every client"),
     (lambda: RSCFed(network=network("none")), "RSCFed needs to know which clients have labels"),
     (lambda: Supervised(network=network("none")), "Supervised trains at the server alone"),
-    (lambda: DataSharing(network=network("none")), "DataSharing gives clients images of the server"),
     (lambda: FedSHVR(network=network("none")), "FedSHVR sends its clients their last result"),
     (lambda: FedRGD(network=network("none")), "FedRGD keeps the momentum of its clients at the server"),
 ]

@@ -22,7 +22,7 @@ ELASTIC = {**CNN, "model.local_steps": 3}
 LABELS = {**CNN, "model.threshold": 0.1}
 STEPS = {**LABELS, "model.client_steps": 3, "model.server_steps": 3}
 SMALL: dict[str, dict[str, Any]] = {
-    "datasharing": ELASTIC, "easgd": ELASTIC, "overlapsgd": ELASTIC, "fedshvr": MLP, "meanteacher": MLP,
+    "easgd": ELASTIC, "overlapsgd": ELASTIC, "fedshvr": MLP, "meanteacher": MLP,
     "pseudolabel": MLP, "fedswitch": STEPS, "fedswitchsl": STEPS, "semisfl": STEPS, "fixmatch": LABELS,
     "fedmatch": LABELS, "semifl": LABELS, "uda": LABELS,
     "fedrgd": {**ELASTIC, "model.server_only_rounds": 0, "model.network.norm_groups": 2},
