@@ -62,7 +62,7 @@ def test_many_classes_have_no_columns_and_of_many_clients_the_first_are_shown() 
 def test_it_draws_what_fit_trains_on(capsys: pytest.CaptureFixture[str]) -> None:
     lines = drawn(capsys, "--config", "semifl_digits.yaml", "--seed_everything", "3", "--output", "out", *SMALL)
     assert lines[0] == "data: digits, 1,442 training, 355 test images of shape (1, 8, 8)"
-    assert lines[2] == "digits, 20 labels at the server, Iid(drop_remainder=True)"
+    assert lines[2] == "digits, 20 labels at the server, Iid()"
     assert "3 clients: 11 images each, 33 in all" in lines
     cli = FederatedCLI(["--config", "semifl_digits.yaml", "--seed_everything", "3", *SMALL], run=False)
     cli.datamodule.setup()

@@ -167,11 +167,9 @@ class Partition:
 class Iid(Partition):
     """Every client gets an equal, uniformly drawn share of the pool.
 
-    Source: SemiFL (NeurIPS 2022), section 4; its code drops the remainder.
+    Every client gets exactly floor(N / M) images; the few that remain are left out.
 
-    Args:
-        drop_remainder: Give every client exactly floor(N / M) images and leave out the few that
-            remain. If false, they go one each to the first clients.
+    Source: SemiFL (NeurIPS 2022), section 4, and its code.
 
     Example:
         >>> import numpy as np
@@ -181,17 +179,12 @@ class Iid(Partition):
         [33, 33, 33]
     """
 
-    def __init__(self, drop_remainder: bool = True) -> None:
-        self.drop_remainder = drop_remainder
-
     def assign(
         self, labels: Tensor, num_clients: int, num_classes: int, generator: Generator
     ) -> list[Tensor]:
         """Divides a random order of the pool into equal parts; see :meth:`Partition.assign`."""
         order = torch.from_numpy(generator.permutation(len(labels)))
-        if self.drop_remainder:
-            order = order[: len(labels) // num_clients * num_clients]
-        return list(order.tensor_split(num_clients))
+        return list(order[: len(labels) // num_clients * num_clients].tensor_split(num_clients))
 
 
 class Shards(Partition):

@@ -4,19 +4,16 @@ file.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from lightning_fedssl.data.datasets import IMAGE_FOLDER, DatasetSpec, ImageSplit, shortened
@@ -59,7 +56,8 @@ class ListedImage(NamedTuple):
 _MASK = re.compile(r"(.+)[-_ .](?:mask|masks|seg|segmentation|annotation)", re.IGNORECASE)
 """Names of masks beside their images."""
 
-_PAGED = (".tif", ".tiff", ".gif")
+_TEST_EVERY = 5
+"""Of how many images of a class at a site one is a test image."""
 
 Lists = dict[str, list[ListedImage]]
 """The images of the parts train, test and, where there are some, validation and unlabeled."""
@@ -164,26 +162,19 @@ class ImageList(DataSource):
                     )
             if rest:
                 self.reading.warn(f"{Path(self.root).name}{rest}")
-            self._warn_of_files(lists)
+            self._warn_of_masks(lists)
             self._lists = lists
         return self._lists
 
-    def _warn_of_files(self, lists: Lists) -> None:
-        """Name files that may not be what they are taken for: masks, pages, and doubled ones."""
+    def _warn_of_masks(self, lists: Lists) -> None:
+        """Name masks that lie beside their images and would be read as images."""
         paths = [image.path for images in lists.values() for image in images]
         stems = {path.stem for path in paths}
-        labeled = {os.path.realpath(image.path) for image in [*lists["train"], *lists["test"]]}
-        unlabeled = [image.path for image in lists["unlabeled"]]
-        masks = [path for path in paths if {*_MASK.findall(path.stem)} & stems]
-        pages = [path for path in paths if path.suffix.lower() in _PAGED and _pages(path) > 1]
-        doubled = [path for path in unlabeled if os.path.realpath(path) in labeled]
-        for found, text in (
-            (masks, "are named as masks of others, and read as images: move them away"),
-            (pages, "have several pages, of which the first is read"),
-            (doubled, "in unlabeled are training or test images, too: remove the link"),
-        ):
-            if found:
-                self.reading.warn(f"{len(found)} files {text} (the first is {found[0].name!r})")
+        if masks := [path for path in paths if {*_MASK.findall(path.stem)} & stems]:
+            self.reading.warn(
+                f"{len(masks)} files are named as masks of others, and read as images: move them "
+                f"away (the first is {masks[0].name!r})"
+            )
 
     def _read(
         self, images: Sequence[ListedImage], spec: DatasetSpec, owners: Tensor | None = None
@@ -200,8 +191,8 @@ class ImageFolder(ImageList):
     ``data.dataset image_folder``.
 
     Images in ``root/unlabeled``, in any folder, have no label; those in ``root/validation/<class>``
-    (or ``root/val``) are the validation images. Names that begin with a dot are ignored, and so are
-    thumbnails and other folders that a NAS or an archive adds.
+    (or ``root/val``) are the validation images; case does not count. Names that begin with a dot
+    are ignored, and so are thumbnails and other folders that a NAS or an archive adds.
 
     Args:
         root: The folder.
@@ -217,22 +208,16 @@ class ImageFolder(ImageList):
 
     def list_images(self) -> Lists:
         """Lists the folders; see the base class."""
-        root = Path(self.root)
-        parts = ("train", "test", "validation", "val", "unlabeled")
-        for folder in visible_folders(root):
-            if folder.name in parts:
-                continue
-            if difflib.get_close_matches(folder.name.lower(), parts, n=1, cutoff=0.7):
-                raise FileNotFoundError(
-                    f"data.root: {self.root!r} has the folder {folder.name!r}, but those that are "
-                    f"read are {', '.join(parts)}: rename or move it"
-                )
-            self._left_out[f"{folder.name}/"] += 1
-        lists = {part: self._of_classes(root / part) for part in parts[:3]}
-        lists["validation"] = lists["validation"] or self._of_classes(root / "val")
-        if (root / "unlabeled").is_dir():
-            files = image_files(root / "unlabeled", "data.root", self._left_out)
-            lists["unlabeled"] = [ListedImage(path, "") for path in files]
+        lists: Lists = {"train": [], "test": [], "validation": [], "unlabeled": []}
+        for folder in visible_folders(Path(self.root)):
+            part = part_of(folder.name)
+            if part not in lists:
+                self._left_out[f"{folder.name}/"] += 1
+            elif part == "unlabeled":
+                files = image_files(folder, "data.root", self._left_out)
+                lists[part] += [ListedImage(path, "") for path in files]
+            else:
+                lists[part] += self._of_classes(folder)
         return lists
 
     def _of_classes(self, root: Path) -> list[ListedImage]:
@@ -406,26 +391,17 @@ class SiteFolders(ImageList):
     """A folder for each site, in it one for each class: ``root/<site>/<class>/*.png``. A site is a
     client.
 
-    Of every class at every site, each ``test_every``-th file in sorted order is a test image of
-    that site. Names that begin with a dot are ignored.
+    Of every class at every site, each fifth file in sorted order is a test image of that site.
+    Names that begin with a dot are ignored.
 
     Args:
         root: The folder of the sites.
         image_size: Side of the images in pixels.
-        test_every: 5 makes a fifth of the images test images.
         channels: 3 for colours, 1 for grey.
 
     Raises:
         FileNotFoundError: If there is no folder of a site, or no image in it.
     """
-
-    def __init__(self, root: str, image_size: int, test_every: int = 5, channels: int = 3) -> None:
-        super().__init__(root, image_size, channels)
-        if test_every < 2:
-            raise ValueError(
-                f"data.dataset: test_every of SiteFolders is {test_every}: give 2 or more"
-            )
-        self.test_every = test_every
 
     def list_images(self) -> Lists:
         """Lists the folders; see the base class."""
@@ -434,24 +410,17 @@ class SiteFolders(ImageList):
         for site in visible_folders(Path(self.root), self._left_out):
             for folder in visible_folders(site, self._left_out):
                 files = image_files(folder, "data.dataset", self._left_out)
-                if len(files) < self.test_every:
+                if len(files) < _TEST_EVERY:
                     few.append(f"{site.name}/{folder.name}")
                 for number, path in enumerate(files, start=1):
-                    part = "test" if number % self.test_every == 0 else "train"
+                    part = "test" if number % _TEST_EVERY == 0 else "train"
                     lists[part].append(ListedImage(path, _composed(folder.name), site.name))
         if few:
             self.reading.warn(
-                f"{len(few)} folders have less than {self.test_every} images, so no test image "
-                f"(the first is {few[0]}): lower test_every"
+                f"{len(few)} folders have less than {_TEST_EVERY} images, so no test image "
+                f"(the first is {few[0]})"
             )
         return lists
-
-
-def _pages(path: Path) -> int:
-    """How many pages a file has."""
-    with suppress(Exception), Image.open(path) as file:  # refused when it is decoded
-        return getattr(file, "n_frames", 1)
-    return 1
 
 
 def _composed(name: str) -> str:

@@ -189,7 +189,6 @@ def test_a_folder_without_test_images_is_refused(tmp_path: Path) -> None:
     [
         ({"image_size": 0}, "image_size is 0 and channels 3"),
         ({"image_size": 8, "channels": 2}, "image_size is 8 and channels 2"),
-        ({"image_size": 8, "test_every": 1}, "test_every of SiteFolders is 1"),
     ],
 )
 def test_impossible_settings_of_folders_are_named(settings: dict[str, Any], message: str) -> None:
