@@ -28,6 +28,8 @@ OVERLAY_BASES = {
     "semisfl": "semisfl_cifar10_4000",
     "system": "semifl_digits",
     "images": "semifl_digits",
+    "mixmatch": "fixmatch_pooled_digits",
+    "pi_model": "fixmatch_pooled_digits",
     "pooled": "fixmatch_digits",
     "pretrained_images": "semifl_digits",
     "signals": "semifl_signals",
