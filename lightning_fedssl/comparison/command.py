@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from lightning_fedssl.comparison import report
 from lightning_fedssl.comparison.execute import Outcome, terminable, train
 from lightning_fedssl.comparison.page import write_page
-from lightning_fedssl.comparison.plan import Run, differing_keys
+from lightning_fedssl.comparison.plan import Run
 from lightning_fedssl.comparison.progress import SuiteProgress
 from lightning_fedssl.comparison.results import is_finished, rounds, summary
 from lightning_fedssl.comparison.suite import Suite
-from lightning_fedssl.functional.by_name import mapped
 from lightning_fedssl.report import FILE_NAME
 
 
@@ -46,18 +44,15 @@ def compare(
     """
     wanted = []
     known = []
-    by_group = defaultdict(list)
     for run in runs:
-        by_group[run.group.title].append(run)
         if only is None or run.entry.label in only:
             wanted.append(run)
         elif is_finished(rows := rounds(run.folder)):
             known.append(Outcome(run, rows, "cached"))
     outcomes: list[Outcome] = []
-    differing = mapped(differing_keys, by_group)
 
     def show(live: bool = True) -> None:
-        write_page(folder, suite, runs, [*outcomes, *known], command_line, differing, live)
+        write_page(folder, suite, runs, [*outcomes, *known], command_line, live)
 
     def ended(outcome: Outcome) -> None:
         outcomes.append(outcome)

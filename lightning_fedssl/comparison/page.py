@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
 from lightning_fedssl.comparison.execute import Outcome
-from lightning_fedssl.comparison.plan import Run
+from lightning_fedssl.comparison.plan import Run, differing_keys
 from lightning_fedssl.comparison.report import legend, results_of, table_of
 from lightning_fedssl.comparison.results import curve, summary
 from lightning_fedssl.comparison.suite import Suite, SuiteGroup
@@ -23,7 +23,6 @@ def write_page(
     runs: Sequence[Run],
     outcomes: Sequence[Outcome],
     command: str,
-    differing: Mapping[str, Sequence[str]],
     live: bool,
 ) -> None:
     """Write the page.
@@ -34,7 +33,6 @@ def write_page(
         runs: All its runs.
         outcomes: Those that have ended.
         command: The command line of the comparison.
-        differing: The keys in which the entries of a group differ, by its title.
         live: Whether more runs will end.
     """
     task = runs[0].task
@@ -45,7 +43,8 @@ def write_page(
             "round": _curves(group, outcomes, "round", 1.0),
             "bytes": _curves(group, outcomes, "bytes", 1e6),
         }
-        groups.append((group, head, rows, curves, differing.get(group.title, ())))
+        differing = differing_keys([run for run in runs if run.group.title == group.title])
+        groups.append((group, head, rows, curves, differing))
     ended = {outcome.run.folder: outcome for outcome in outcomes}
     page.write(
         folder / FILE_NAME,

@@ -154,6 +154,8 @@ def test_compare_trains_reports_and_does_not_repeat(folder: Path, capfd: pytest.
         assert saved["hash"].startswith(row["partition"])
         assert saved["seed"] == 3
     assert int(rows["SemiFL"]["bytes"]) > 0
-    assert "Labels at the server: SemiFL, test" in (out / "report.html").read_text()
+    page = (out / "report.html").read_text()
+    assert "Labels at the server: SemiFL, test" in page
+    assert "Keys in which entries differ" in page
     assert main([*command, "--only", "[]"]) == 0
     assert len(list(out.rglob("metrics.csv"))) == 2

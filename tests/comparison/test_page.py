@@ -26,7 +26,7 @@ def test_the_page_of_a_suite_has_tables_curves_and_links_and_escapes_names(tmp_p
     version.mkdir(parents=True)
     (version / "report.html").touch()
     runs = [one.run for one in placed]
-    write_page(tmp_path, suite, runs, placed, "the command", {}, live=True)
+    write_page(tmp_path, suite, runs, placed, "the command", live=True)
     page = Page(tmp_path)
     assert "script" not in page.tags
     assert EVIL in page.text
