@@ -193,7 +193,7 @@ class RunReport(FederatedCallback):
                 written=time.strftime("%Y-%m-%d %H:%M:%S"),
                 error_of=partial(_error_of, data),
                 chart=partial(page.chart, trainer.folder.history),
-                images=trainer.local_data(0).images if is_image and self.wrong else None,
+                is_image=is_image,
                 command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
                 config=config.read_text(encoding="utf-8") if config.is_file() else "",
             )

@@ -31,6 +31,7 @@ class Task(ABC):
 
     Attributes:
         metrics: The metrics that are always logged. The first one chooses the best round.
+        matrices: Metrics with several values, which are logged, too.
         larger_is_better: Whether a larger value of the first metric is better.
         is_share: Whether the first metric is a share from 0 to 1, which tables show in per cent.
         fewest_classes: The smallest number of classes, or of outputs.
@@ -40,6 +41,7 @@ class Task(ABC):
     """
 
     metrics: ClassVar[Sequence[str]]
+    matrices: ClassVar[Sequence[str]] = ()
     larger_is_better: ClassVar[bool] = True
     is_share: ClassVar[bool] = True
     fewest_classes: ClassVar[int] = 1
@@ -476,6 +478,7 @@ class Regression(Task):
     """
 
     metrics = ("mae", "r2")
+    matrices = ("largest_errors",)
     larger_is_better = False
     is_share = False
     outputs = "numbers in the unit of the data (of model.safetensors after target_normalization)"

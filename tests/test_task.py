@@ -244,11 +244,21 @@ def test_metrics_by_hand(task: Task, outputs: Tensor, targets: Tensor, expected:
     metrics.update(outputs, targets)
     found = metrics.compute(lambda value: [value])
     assert {name: pytest.approx(value, nan_ok=True) for name, value in expected.items()} == {
-        k: float(v) for k, v in found.items()
+        k: float(v) for k, v in found.items() if k in task.metrics
     }
     if not isinstance(task, Classification):
         with pytest.raises(ValueError, match="auroc is for Classification"):
             EvaluationMetrics(["auroc"], 2, task=task)
+
+
+def test_the_numbers_with_the_largest_errors_come_first() -> None:
+    metrics = EvaluationMetrics([], 2, task=Regression())
+    targets = torch.zeros(700, 2)
+    targets[5, 1], targets[9, 0] = 3, -2
+    metrics.update(torch.zeros(700, 2), targets)
+    found = metrics.compute(lambda value: [value])["largest_errors"]
+    assert found[:2].tolist() == [[5, 1, 3, 0], [9, 0, -2, 0]]
+    assert len(found) == 12 + 463
 
 
 # Views.

@@ -15,7 +15,7 @@ from typing import Literal, Protocol, get_args
 import torch
 from lightning.fabric.utilities import rank_zero_warn
 from torch import Tensor
-from torchmetrics import Metric
+from torchmetrics import CatMetric, Metric
 from torchmetrics.classification import (
     MulticlassAccuracy,
     MulticlassAUROC,
@@ -137,6 +137,29 @@ class DefinedR2(R2Score):
         return super().compute() if self.total > 1 else torch.tensor(torch.nan)
 
 
+class LargestErrors(CatMetric):
+    """The twelve predicted numbers with the largest errors, and about 500 of the others, for a
+    picture: ``(numbers, 4)`` with sample, output, true number and prediction, by falling error.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("disable")  # a check for NaN would wait for the device
+
+    def update(self, predictions: Tensor, targets: Tensor) -> None:  # type: ignore[override]
+        """Keep both."""
+        super().update(torch.stack([targets, predictions], dim=-1))
+
+    def compute(self) -> Tensor:
+        """Choose."""
+        pairs = torch.as_tensor(super().compute())
+        true, predicted = pairs.flatten(end_dim=1).T
+        places = (predicted - true).abs().argsort(descending=True)
+        others = places[12:]
+        chosen = torch.cat([places[:12], others[:: len(others) // 500 + 1]])
+        width = pairs.shape[1]
+        return torch.stack([chosen // width, chosen % width, true[chosen], predicted[chosen]], 1)
+
+
 _NAMED: dict[str, Callable[..., Metric]] = {
     "accuracy": partial(MulticlassAccuracy, average="micro"),
     "largest_class_share": LargestClassShare,
@@ -151,6 +174,7 @@ _NAMED: dict[str, Callable[..., Metric]] = {
     "f1": partial(MultilabelF1Score, ignore_index=-1),
     "mae": MeanAbsoluteError,
     "r2": DefinedR2,
+    "largest_errors": LargestErrors,
 }
 
 
@@ -187,7 +211,7 @@ class EvaluationMetrics:
         self._task = task = task or Classification()
         self._metrics: dict[str, Metric] = {}
         _check_names([one for one in chosen if isinstance(one, str)], task)
-        for one in (*task.metrics, *chosen) if num_classes else ():
+        for one in (*task.metrics, *task.matrices, *chosen) if num_classes else ():
             name, metric = _make(one, num_classes)
             if name in self._metrics:
                 raise ValueError(

@@ -58,7 +58,7 @@ def _environment() -> Environment:
         "picture": picture_of,
         "rows": picture_of_rows,
     }
-    made.globals |= {"duration": tqdm.format_interval}
+    made.globals |= {"duration": tqdm.format_interval, "ticks": ticks}
     return made
 
 

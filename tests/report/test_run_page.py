@@ -161,7 +161,7 @@ def test_a_resumed_run_has_the_page_of_one(tmp_path: Path) -> None:
     [
         ("fl2_labels", "average_precision", "labelled without"),
         ("semifl_masks", "iou", "of every pixel"),
-        ("mean_teacher_numbers", "mae", "classes 0 1/5"),
+        ("mean_teacher_numbers", "mae", "Largest errors"),
     ],
 )
 def test_a_run_of_another_task_has_a_page(tmp_path: Path, method: str, monitor: str, said: str) -> None:

@@ -5,6 +5,7 @@ returned.
 from __future__ import annotations
 
 import csv
+import re
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -237,8 +238,14 @@ class Row(dict[str, str]):
     number: int
 
 
+_DECIMAL_COMMA = re.compile(r"^([-+]?\d+),(\d+)$")
+
+
 def read_csv(path: str | Path, columns: Collection[str], reading: Reading) -> list[Row]:
     """The rows of a CSV file in UTF-8 with a head, without blanks around names and values.
+
+    Of a file with semicolons in place of commas, 1,5 is 1.5, as spreadsheets of many countries have
+    it.
 
     Rows without any value are left out, with a warning.
 
@@ -257,15 +264,20 @@ def read_csv(path: str | Path, columns: Collection[str], reading: Reading) -> li
         raise FileNotFoundError(f"{key}: the file {str(path)!r} does not exist")
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            head, *rows = ([*map(str.strip, row)] for row in csv.reader(file))
+            first = file.readline()
+            separator = ";" if ";" in first and "," not in first else ","
+            file.seek(0)
+            head, *rows = ([*map(str.strip, row)] for row in csv.reader(file, delimiter=separator))
     except (UnicodeDecodeError, csv.Error, ValueError) as error:
         raise ValueError(
-            f"{key}: {str(path)!r} is no CSV file in UTF-8 with a head ({error})"
+            f"{key}: {str(path)!r} is no CSV file in UTF-8 with a head ({error}); save it as "
+            "CSV in UTF-8"
         ) from error
     if missing := [*without(dict.fromkeys(columns), head)]:
         raise ValueError(
             f"{key}: {str(path)!r} has no column {', '.join(map(repr, missing))}; there are "
-            f"{shortened(head)}, which commas must separate; label_column and its like name others"
+            f"{shortened(head)}, which commas or semicolons must separate; "
+            "label_column and its like name others"
         )
     if double := [name for name, count in Counter(head).items() if name and count > 1]:
         raise ValueError(
@@ -282,6 +294,8 @@ def read_csv(path: str | Path, columns: Collection[str], reading: Reading) -> li
                 f"{key}: {str(path)!r}, row {number} has {len(values)} values for {len(head)} "
                 "columns"
             )
+        if separator == ";":
+            values = [_DECIMAL_COMMA.sub(r"\1.\2", value) for value in values]
         row = Row(zip(head, values, strict=True))
         row.number = number
         found.append(row)

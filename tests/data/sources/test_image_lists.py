@@ -112,7 +112,7 @@ BAD_TABLES: list[tuple[str, dict[str, Any], str]] = [
     ("", {}, "no CSV file"),
     ("file,label,split\na.png,x,train\n./b/../a.png,y,train\n", {}, "row 3: the file .* must be one that no other"),
     ("file,label,split\na.png,x,train,south\n", {}, "row 2 has 4 values for 3 columns"),
-    ("file;label;split\na.png;x;train\n", {}, "which commas must separate"),
+    ("file|label|split\na.png|x|train\n", {}, "which commas or semicolons must separate"),
     ("file,label,split\na.png,x,train\na.bin,x,test\n", {}, "a.bin' is not a readable image"),
     ("file,label,split\na.png,x,train\nb.png,y,test\n", {}, "the class 'y' of '.*b.png' is not among the classes"),
 ]
