@@ -284,9 +284,7 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
         in_shape = (*self.in_shape,)
         out_shape = self.task.output_shape(self.num_classes, in_shape)
         with sampling.seeded("initial weights"):
-            self.network = build_network(
-                self.network_factory, self.num_classes, in_shape, out_shape
-            )
+            self.network = build_network(self.network_factory, out_shape[0], in_shape, out_shape)
         if self.init_from is not None:
             load_weights(self.network, self.init_from, self.init_except)
         freeze_weights(self.network, self.freeze_patterns, "model.freeze")

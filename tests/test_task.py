@@ -483,6 +483,25 @@ def test_what_needs_one_class_refuses_other_tasks() -> None:
         trained(FedAvg, Regression(), {"callbacks": [ClientEvaluation()]})
 
 
+class Pair(Regression):
+    """Two outputs for each number, of which the first is the prediction."""
+
+    def output_shape(self, num_classes: int, in_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (2 * num_classes,)
+
+    def entry_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return super().entry_losses(outputs[:, ::2], targets) + outputs[:, 1::2].square()
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        return super().probabilities(outputs[:, ::2])
+
+
+def test_a_task_sets_the_number_of_outputs(tmp_path: Path) -> None:
+    run = trained(Supervised, Pair(), {"default_root_dir": tmp_path, "logger": True})
+    network, _ = load_network(Path(str(run.log_dir)) / "checkpoints")
+    assert network(torch.zeros(1, 1, 8, 8)).shape == (1, 2)
+
+
 def test_an_exported_model_predicts_in_the_unit_of_the_data(tmp_path: Path) -> None:
     """The network says 0 or 1 for the mean 50 or one std of 10 above it; the exported program says 50 or 60."""
     task = Regression(mean=50, std=10)

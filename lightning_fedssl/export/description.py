@@ -143,9 +143,10 @@ def _describe_backbone(data: FederatedDataModule) -> Description:
 def _describe_network(algorithm: FederatedAlgorithm, data: FederatedDataModule) -> Description:
     """The configured network's class and arguments, with those that the data set."""
     own = named_values(getattr(algorithm.network, "hparams", {}))
+    shape = data.task.output_shape(data.num_classes, data.in_shape)
     return {
         **_named(algorithm.hparams.get("network", algorithm.network_factory), own),
-        "num_classes": algorithm.num_classes if data.class_names else None,
+        "num_classes": shape[0] if data.class_names else None,
         "in_shape": list(data.in_shape) if data.class_names else [],
-        **({"out_shape": [data.num_classes, *data.in_shape[1:]]} if data.task.per_pixel else {}),
+        **({"out_shape": list(shape)} if data.task.per_pixel else {}),
     }
