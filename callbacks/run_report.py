@@ -179,7 +179,6 @@ class RunReport(FederatedCallback):
             return
         started, path = time.perf_counter(), Path(trainer.log_dir, FILE_NAME)
         data, config = trainer.datamodule, path.with_name("config.yaml")
-        is_image = data.spec.pixels and data.backbone is None and data.in_shape[0] in (1, 3)
         try:
             page.write(
                 path,
@@ -193,7 +192,6 @@ class RunReport(FederatedCallback):
                 written=time.strftime("%Y-%m-%d %H:%M:%S"),
                 error_of=partial(_error_of, data),
                 chart=partial(page.chart, trainer.folder.history),
-                is_image=is_image,
                 command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
                 config=config.read_text(encoding="utf-8") if config.is_file() else "",
             )

@@ -31,7 +31,6 @@ class Task(ABC):
 
     Attributes:
         metrics: The metrics that are always logged. The first one chooses the best round.
-        matrices: Metrics with several values, which are logged, too.
         larger_is_better: Whether a larger value of the first metric is better.
         is_share: Whether the first metric is a share from 0 to 1, which tables show in per cent.
         fewest_classes: The smallest number of classes, or of outputs.
@@ -41,7 +40,6 @@ class Task(ABC):
     """
 
     metrics: ClassVar[Sequence[str]]
-    matrices: ClassVar[Sequence[str]] = ()
     larger_is_better: ClassVar[bool] = True
     is_share: ClassVar[bool] = True
     fewest_classes: ClassVar[int] = 1
@@ -477,8 +475,7 @@ class Regression(Task):
         bins: Quantiles of the first number that partition and validation see as classes.
     """
 
-    metrics = ("mae", "r2")
-    matrices = ("largest_errors",)
+    metrics = ("mae", "r2", "largest_errors")
     larger_is_better = False
     is_share = False
     outputs = "numbers in the unit of the data (of model.safetensors after target_normalization)"
@@ -530,8 +527,7 @@ class Regression(Task):
         """The quantile of the first number."""
         first = targets[:, 0].double()
         cuts = torch.linspace(0, 1, self.bins + 1, dtype=first.dtype)[1:-1]
-        known = first[~first.isnan()]
-        edges = torch.quantile(known, cuts) if len(known) else cuts
+        edges = first.nanquantile(cuts) if len(first) else cuts
         return torch.where(first.isnan(), -1, torch.bucketize(first, edges))
 
     def strata_names(self, class_names: Sequence[str]) -> tuple[str, ...]:

@@ -244,7 +244,7 @@ def test_metrics_by_hand(task: Task, outputs: Tensor, targets: Tensor, expected:
     metrics.update(outputs, targets)
     found = metrics.compute(lambda value: [value])
     assert {name: pytest.approx(value, nan_ok=True) for name, value in expected.items()} == {
-        k: float(v) for k, v in found.items() if k in task.metrics
+        k: float(v) for k, v in found.items() if v.dim() == 0
     }
     if not isinstance(task, Classification):
         with pytest.raises(ValueError, match="auroc is for Classification"):
@@ -257,8 +257,8 @@ def test_the_numbers_with_the_largest_errors_come_first() -> None:
     targets[5, 1], targets[9, 0] = 3, -2
     metrics.update(torch.zeros(700, 2), targets)
     found = metrics.compute(lambda value: [value])["largest_errors"]
-    assert found[:2].tolist() == [[5, 1, 3, 0], [9, 0, -2, 0]]
-    assert len(found) == 12 + 463
+    assert found[:2].tolist() == [[2 * 5 + 1, 3, 0], [2 * 9, -2, 0]]
+    assert len(found) == 500
 
 
 # Views.
@@ -314,7 +314,7 @@ def test_methods_train_on_other_tasks(method: type[FederatedAlgorithm], task: Ta
         return
     run = trained(method, task)
     values = run.callback_metrics
-    assert {f"val/{name}" for name in ("loss", *task.metrics)} <= values.keys()
+    assert {f"val/{name}" for name in ("loss", *task.metrics[:2])} <= values.keys()
     assert all(math.isfinite(float(value)) for value in values.values())
 
 

@@ -93,12 +93,7 @@ class PresentAUROC(MulticlassAUROC):
         return len(dim_zero_cat(self.target).unique()) > 1
 
     def compute(self) -> Tensor:  # type: ignore[override]
-        """The mean over classes with a sample, for which torchmetrics gives 0.
-
-        NaN if all samples have one class.
-        """
-        if not self.is_defined:
-            return torch.tensor(torch.nan, dtype=torch.float64)
+        """The mean over classes with a sample; for the others torchmetrics gives 0."""
         present = dim_zero_cat(self.target).bincount(minlength=self.num_classes) > 0
         return torch.as_tensor(super().compute())[present].mean()
 
@@ -138,12 +133,9 @@ class DefinedR2(R2Score):
 
 
 class LargestErrors(CatMetric):
-    """The twelve predicted numbers with the largest errors, and about 500 of the others, for a
-    picture: ``(numbers, 4)`` with sample, output, true number and prediction, by falling error.
+    """The predicted numbers with the 500 largest errors, the largest first: ``(numbers, 3)`` with
+    the place among all numbers of the samples, the true number and the prediction.
     """
-
-    def __init__(self) -> None:
-        super().__init__("disable")  # a check for NaN would wait for the device
 
     def update(self, predictions: Tensor, targets: Tensor) -> None:  # type: ignore[override]
         """Keep both."""
@@ -151,13 +143,9 @@ class LargestErrors(CatMetric):
 
     def compute(self) -> Tensor:
         """Choose."""
-        pairs = torch.as_tensor(super().compute())
-        true, predicted = pairs.flatten(end_dim=1).T
-        places = (predicted - true).abs().argsort(descending=True)
-        others = places[12:]
-        chosen = torch.cat([places[:12], others[:: len(others) // 500 + 1]])
-        width = pairs.shape[1]
-        return torch.stack([chosen // width, chosen % width, true[chosen], predicted[chosen]], 1)
+        true, predicted = torch.as_tensor(super().compute()).flatten(end_dim=-2).T
+        places = (predicted - true).abs().argsort(descending=True)[:500]
+        return torch.stack([places, true[places], predicted[places]], dim=1)
 
 
 _NAMED: dict[str, Callable[..., Metric]] = {
@@ -174,7 +162,7 @@ _NAMED: dict[str, Callable[..., Metric]] = {
     "f1": partial(MultilabelF1Score, ignore_index=-1),
     "mae": MeanAbsoluteError,
     "r2": DefinedR2,
-    "largest_errors": LargestErrors,
+    "largest_errors": partial(LargestErrors, nan_strategy="disable"),
 }
 
 
@@ -211,7 +199,7 @@ class EvaluationMetrics:
         self._task = task = task or Classification()
         self._metrics: dict[str, Metric] = {}
         _check_names([one for one in chosen if isinstance(one, str)], task)
-        for one in (*task.metrics, *task.matrices, *chosen) if num_classes else ():
+        for one in (*task.metrics, *chosen) if num_classes else ():
             name, metric = _make(one, num_classes)
             if name in self._metrics:
                 raise ValueError(

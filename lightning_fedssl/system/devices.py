@@ -21,8 +21,11 @@ Every draw is a function of (seed, round, client), so nothing needs to be saved 
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from itertools import accumulate
+from operator import add
 
 from lightning_fedssl import sampling
 
@@ -64,12 +67,7 @@ class Usage:
     work: float = 0.0
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.down + other.down,
-            self.up + other.up,
-            self.steps + other.steps,
-            self.work + other.work,
-        )
+        return Usage(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True)
@@ -152,11 +150,9 @@ class SystemModel:
 
     def rates(self, seed: int, round_index: int, client: int) -> tuple[float, float]:
         """The download and upload rate of a client in a round, in megabits per second."""
-        draw = sampling.rng(seed, "bandwidth", round_index, client).random(2)
-        ranges = (self.download_mbit_s, self.upload_mbit_s)
-        down, up = (
-            low + (high - low) * float(x) for (low, high), x in zip(ranges, draw, strict=True)
-        )
+        ends = zip(self.download_mbit_s, self.upload_mbit_s, strict=True)
+        draw = sampling.rng(seed, "bandwidth", round_index, client).uniform(*ends)
+        down, up = draw.tolist()
         return down, up
 
     def compute_seconds(self, seed: int, round_index: int, client: int, steps: float) -> float:
@@ -217,8 +213,4 @@ def pick(shares: Sequence[float], place: float) -> int:
         shares: Lengths.
         place: From 0 to below their sum.
     """
-    for index, share in enumerate(shares):
-        place -= share
-        if place < 0:
-            return index
-    return len(shares) - 1
+    return bisect([*accumulate(shares)][:-1], place)

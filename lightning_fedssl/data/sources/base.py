@@ -5,8 +5,8 @@ returned.
 from __future__ import annotations
 
 import csv
-import re
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace

@@ -59,3 +59,11 @@ def test_an_existing_csv_file_is_a_table(patients: Path) -> None:
         FederatedDataModule(str(patients), weak="none", strong="none")
     patients.write_text(patients.read_text().replace("outcome", "label"))
     assert set_up(str(patients)).in_shape == (1 + 3 + 4,)
+
+
+def test_spreadsheets_with_semicolons_have_decimal_commas(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("width;label\n" + "".join(f"-{k},5;a, b\n{k},5;c\n" for k in range(10)))
+    spec, train, test, _ = Table(str(path)).load()
+    assert spec.class_names == ("a, b", "c")
+    assert sorted(torch.cat([train.images, test.images]).flatten().tolist())[:2] == [-9.5, -8.5]
