@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 import shlex
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +22,9 @@ from lightning_fedssl.report import FILE_NAME, page
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.data.datamodule import FederatedDataModule
     from lightning_fedssl.metrics.rounds import Metrics
     from lightning_fedssl.run import Run
     from lightning_fedssl.state import ClientUpdate, Direction
-
-_NORMAL = 1.96
 
 _log = logging.getLogger(__name__)
 
@@ -190,8 +185,8 @@ class RunReport(FederatedCallback):
                 data=data,
                 history=trainer.folder.history,
                 written=time.strftime("%Y-%m-%d %H:%M:%S"),
-                error_of=partial(_error_of, data),
-                chart=partial(page.chart, trainer.folder.history),
+                accuracy_error=accuracy_error,
+                chart=page.chart,
                 command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
                 config=config.read_text(encoding="utf-8") if config.is_file() else "",
             )
@@ -215,9 +210,3 @@ class _Listener(logging.Handler):
 def _row(counts: Counts, client: int) -> Tensor:
     """The counts of a client, zeros if it has none."""
     return counts.setdefault(client, torch.zeros(5, dtype=torch.int64))
-
-
-def _error_of(data: FederatedDataModule, *accuracies: float) -> float:
-    """Half of the 95 % interval of an accuracy, or of the difference of two."""
-    errors = [accuracy_error(float(value), len(data.test_labels)) for value in accuracies]
-    return _NORMAL * math.hypot(*errors)
