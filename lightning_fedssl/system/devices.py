@@ -150,9 +150,9 @@ class SystemModel:
 
     def rates(self, seed: int, round_index: int, client: int) -> tuple[float, float]:
         """The download and upload rate of a client in a round, in megabits per second."""
-        ends = zip(self.download_mbit_s, self.upload_mbit_s, strict=True)
-        draw = sampling.rng(seed, "bandwidth", round_index, client).uniform(*ends)
-        down, up = draw.tolist()
+        low, high = zip(self.download_mbit_s, self.upload_mbit_s, strict=True)
+        generator = sampling.rng(seed, "bandwidth", round_index, client)
+        down, up = generator.uniform(low, high).tolist()
         return down, up
 
     def compute_seconds(self, seed: int, round_index: int, client: int, steps: float) -> float:
