@@ -52,10 +52,12 @@ from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State, Sums, WeightedSum, sizes_of
 from lightning_fedssl.functional.by_name import (
+    below,
     mapped,
     only,
     paired,
     prefixed,
+    unprefixed,
 )
 from lightning_fedssl.functional.device_copies import on_cpu
 from lightning_fedssl.functional.losses import kl_from_uniform, kl_to_uniform, soft_cross_entropy
@@ -96,7 +98,7 @@ class FedSHVR(PairedBatches):
         kwargs: The arguments every algorithm takes.
     """
 
-    not_deployable = "sends its clients their last result, which a node does not expect"
+    server_keeps = frozenset({"last_round"})
     clients_use_statistics = True
 
     def __init__(
@@ -129,6 +131,7 @@ class FedSHVR(PairedBatches):
         self.label_alpha0 = label_alpha0
         self.control_variate = control_variate
         self.averaging = averaging
+        self._tau_bar: Tensor | None = None
 
     def control(self, client: int) -> State:
         """d_k of a client by the weights' names: 0 before its first round.
@@ -218,8 +221,17 @@ class FedSHVR(PairedBatches):
             self.clients.put(update.client, "mean_step", self._mean_step(update))
         return update
 
+    def on_result(self, client: int, result: State) -> None:
+        """Apply Eq. 15 when theta' and tau_bar arrive."""
+        tau = result["tau_bar"]
+        after = unprefixed("last_round.", below("last_round.", result))
+        before = only(self.server.parameters, after)
+        moved = paired(lambda p, new: (p - new) / tau.to(p), before, after)
+        self._correct(client, on_cpu(moved))
+
     def on_round_start(self) -> None:
         """Refuse a learning rate of 0, by which Eq. 15 divides."""
+        self._tau_bar = None
         rate_is_valid = not self.control_variate or self.current_round.client_lr > 0
         checks.require(
             rate_is_valid,
@@ -257,10 +269,22 @@ class FedSHVR(PairedBatches):
         model.add(mean | paired(lambda step, theta: theta - scale * step, steps, before))
         super().aggregate({"model": model})
         if self.control_variate:
+            self._tau_bar = tau
             trained = only(before, steps)
             moved = on_cpu(paired(lambda p, new: (p - new) / tau, trained, self.server.parameters))
             for client in self.clients.having("mean_step"):
                 self._correct(client, moved)
+
+    def result_for_clients(self) -> State:
+        """tau_bar and theta', by which a client of the round updates its control
+        variate (Eq. 15).
+        """
+        if self._tau_bar is None:
+            return {}
+        return {
+            "tau_bar": self._tau_bar.double(),
+            **prefixed("last_round.", self.server.parameters),
+        }
 
     def _mean_step(self, update: ClientUpdate) -> State:
         """``(theta - theta_k) / tau_k``."""

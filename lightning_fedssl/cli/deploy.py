@@ -50,7 +50,7 @@ its client's part of the partition.
       --trainer.clients_per_round 3
 
 demo trains SemiFL on the handwritten digits with a server and three nodes, as processes of this
-machine.
+machine with TLS.
 """
 
 DEMO = (

@@ -21,8 +21,9 @@ from torch import Tensor
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import LayerMoments, Moments
 
+LAST_ROUND = "last_round."
 FOR_STATISTICS = "for statistics "
-"""How the names of weights begin that are sent for a measurement, as in the ledger."""
+"""How the names of tensors begin that are not weights or buffers, as in the ledger."""
 
 LARGEST = 2**53
 """The largest number in a message."""

@@ -19,11 +19,13 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithms import FedSHVR
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.deployment import Settings
 from lightning_fedssl.deployment.messages import (
     FOR_STATISTICS,
+    LAST_ROUND,
     pack_moments,
     read_order,
     to_records,
@@ -35,7 +37,10 @@ from lightning_fedssl.functional.by_name import (
     copied,
     mapped,
     only,
+    prefixed,
+    taken,
     unprefixed,
+    without,
 )
 from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.functional.optimizers import build_optimizer
@@ -126,8 +131,8 @@ class Node:
 
     A client's state after a round counts only if the server has accepted the update of that round,
     which the client learns from its next message. So its folder has the states after the last
-    accepted round and after the last round. It has the files of one run: a new run removes those of
-    others.
+    accepted round and after the last round, and what the client received in these rounds. It has
+    the files of one run: a new run removes those of others.
 
     Args:
         trainer: Device, precision and similar keys of the configuration.
@@ -207,8 +212,10 @@ class Node:
         algorithm, fabric = self.algorithm, self.trainer.fabric
         client, number = data.party, data.round
         accepted = order["accepted"]
+        result_names = order["result"]
         if order["holds_weights"]:
             received = {**(self._load("weights") or {}), **received}
+        self._save(f"{number}-received", received)
         for file in self._files.glob("*-*"):
             if file.name.partition("-")[0] not in (str(accepted), str(number)):
                 file.unlink()
@@ -221,9 +228,15 @@ class Node:
             )
         algorithm.clients = ClientStore()
         algorithm.clients.load_state_dict({client: state or {}})
-        self._begin_round(number, received)
+        before = self._load(f"{accepted}-received") if result_names and state is not None else None
+        if before is not None and isinstance(algorithm, FedSHVR):
+            result = taken(prefixed(LAST_ROUND, received) | received, result_names)
+            self._begin_round(accepted, before)
+            algorithm.on_result(client, fabric.to_device(result))
+        model = without(received, result_names)
+        self._begin_round(number, model)
         collector = MetricCollector()
-        seen = _Received(fabric.to_device(received), collector)
+        seen = _Received(fabric.to_device(model), collector)
         max_steps = 1 if self.trainer.fast_dev_run else None
         phase = sequential.ClientPhase(
             algorithm, self.optimizer, fabric, seen, max_steps, server=seen
@@ -240,7 +253,10 @@ class Node:
         for name, (total, weight) in scalars.items():
             parts.append(f"{name} {total / weight:.4g}")
         _log.info(", ".join(parts))
-        self._save(f"{number}-state", algorithm.clients.of(client))
+        kept = algorithm.clients.of(client)
+        at_server = getattr(algorithm, "server_keeps", ())
+        here = {name: t for name, t in kept.items() if name.partition(".")[0] not in at_server}
+        self._save(f"{number}-state", here)
         values = {"client": client, "round": number, "num_samples": samples, "num_steps": steps}
         sent: State = {}
         if update:

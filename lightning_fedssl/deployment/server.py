@@ -20,10 +20,12 @@ from flwr.serverapp import Grid, ServerApp
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithms import FedSHVR
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.deployment import Settings
 from lightning_fedssl.deployment.messages import (
     FOR_STATISTICS,
+    LAST_ROUND,
     MessageError,
     pack_moments,
     read_answer,
@@ -36,6 +38,8 @@ from lightning_fedssl.deployment.own_data import ServerData
 from lightning_fedssl.functional.averaging import State, sizes_of
 from lightning_fedssl.functional.batch_norm import LayerMoments, local_moments
 from lightning_fedssl.functional.by_name import (
+    below,
+    copied,
     only,
     prefixed,
     taken,
@@ -57,6 +61,7 @@ STATE = "deployment"
 """The kind of client state, and the entry of ``ServerState.extra``, in which the server stores its
 progress."""
 
+_RESULT = "result of round "
 _TYPES = {"describe": "query.describe", "moments": "query.moments", "train": "train.client"}
 _SCALARS = frozenset(
     {"client/loss", "client/mask_rate", "client/divergence", "client/from_teacher"}
@@ -237,6 +242,20 @@ class DeployedFederation(SimulatedFederation):
                 self.trainer.round_index,
             )
 
+    def end_round(self) -> None:
+        """Store the parts of the round's result that its clients need.
+
+        Delete results that no client needs any more.
+        """
+        algorithm = self.trainer.algorithm
+        extra = algorithm.server.extra
+        if isinstance(algorithm, FedSHVR) and (result := algorithm.result_for_clients()):
+            extra[f"{_RESULT}{self.trainer.round_index}"] = copied(result)
+        waiting = set(map(self._accepted_round, range(self.trainer.datamodule.num_clients)))
+        for name in below(_RESULT, extra):
+            if int(name.removeprefix(_RESULT)) not in waiting:
+                del extra[name]
+
     def train_clients(self) -> Iterator[ClientUpdate]:
         """Let the nodes train the cohort; the updates are yielded in the order of the cohort."""
         self.trainer.call("on_client_phase_start")
@@ -321,23 +340,29 @@ class DeployedFederation(SimulatedFederation):
             "accepted": self._accepted_round(client),
             "batch_size": batch_size,
             "holds_weights": False,
+            "result": [],
         }
 
     def _message(self, client: int) -> tuple[State, dict[str, Any]]:
-        """What asks a client to train: a model.
+        """What asks a client to train: a model, and the result of its last round.
 
         A client may request further parts of the model once it has seen its broadcast. Here it gets
-        them at once, as a further message would cost seconds. What it has received for its moments
-        is not sent again.
+        them at once, as a further message would cost seconds. What it has received for its moments,
+        and what is in the broadcast as the result of its last round, is not sent again.
         """
         algorithm = self.trainer.algorithm
+        order = self._order(client)
         broadcast = self._received[client] = algorithm.broadcast(client)
         counted = algorithm.download_sizes(client, broadcast)
         model = {**algorithm.server.model(), **broadcast}
         held = set()
         if self._held.get(client) == algorithm.server.version:
             held = broadcast.keys() - counted.keys()
-        return without(model, held), self._order(client) | {"holds_weights": bool(held)}
+        tensors = without(model, held)
+        result = algorithm.server.extra.get(f"{_RESULT}{order['accepted']}", {})
+        new = order["accepted"] < self.trainer.round_index - 1
+        tensors |= {name: t for name, t in result.items() if new or not name.startswith(LAST_ROUND)}
+        return tensors, order | {"holds_weights": bool(held), "result": list(result)}
 
     def _read(
         self, client: int, answer: Message, expected: State, *numbers: str

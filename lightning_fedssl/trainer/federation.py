@@ -73,6 +73,9 @@ class SimulatedFederation(Federation):
         self._step_work.clear()
         self.trained = set()
 
+    def end_round(self) -> None:
+        """End a round, when the global model is final: nothing to do in a simulation."""
+
     # What an algorithm may ask for.
 
     @property

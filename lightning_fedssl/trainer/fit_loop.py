@@ -183,6 +183,7 @@ def run_round(trainer: Run, federation: SimulatedFederation, index: int) -> Metr
     trainer.algorithm.round(federation)
     federation.participation.end_round()
     check_server(trainer)
+    federation.end_round()
     trainer.call("on_global_model")
     scalars, sent = round_metrics(trainer, federation, time.perf_counter() - started)
     metrics = {"lr": lr} | scalars

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 from asyncio import StreamReader, StreamWriter
+from pathlib import Path
 
 
 class Relay:
-    """A server in place of the SuperLink.
+    """A TLS server in place of the SuperLink, which it has the certificate of.
 
     Args:
+        folder: Where ``ca.crt``, ``server.pem`` and ``server.key`` are.
         port: The port of the relay.
         target: The port of the SuperLink.
 
@@ -19,14 +22,17 @@ class Relay:
         down: What they have received.
     """
 
-    def __init__(self, port: int, target: int) -> None:
+    def __init__(self, folder: Path, port: int, target: int) -> None:
         self.up: list[bytearray] = []
         self.down: list[bytearray] = []
         self._target = target
+        self._as_server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self._as_server.load_cert_chain(folder / "server.pem", folder / "server.key")
+        self._as_client = ssl.create_default_context(cafile=str(folder / "ca.crt"))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        serve = asyncio.start_server(self._serve, "127.0.0.1", port)
+        serve = asyncio.start_server(self._serve, "127.0.0.1", port, ssl=self._as_server)
         asyncio.run_coroutine_threadsafe(serve, self._loop).result()
 
     def clear(self) -> None:
@@ -41,7 +47,7 @@ class Relay:
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         try:
-            server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._target)
+            server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._target, ssl=self._as_client)
         except OSError:  # the SuperLink has been killed
             writer.close()
             return

@@ -33,7 +33,7 @@ def test_tensors_values_and_scalars_survive_flower_s_bytes() -> None:
         "w": torch.randn(3, 2), "d": torch.randn(4, dtype=torch.float64), "n": torch.tensor(7), "e": torch.zeros(0, 3),
         "b": torch.tensor([True, False]), "h": torch.ones(2).half(), "t": torch.randn(4, 3).t(),
     }  # fmt: skip
-    values = {"round": 3, "names": ["w"], "holds_weights": True}
+    values = {"round": 3, "result": ["w"], "holds_weights": True}
     sent = message(to_records(tensors, values, {"client/loss": (1.5, 2.0), "other": (1.0, 1.0)}))
     numbers, found, scalars = read_answer(sent, ["round"], tensors, scalars=["client/loss"])
     assert_same(found, tensors)

@@ -1,4 +1,4 @@
-"""Federations of real processes on this machine: Flower's SuperLink and SuperNodes.
+"""Federations of real processes on this machine: Flower's SuperLink and SuperNodes, with TLS.
 
 All tests share one SuperLink and three nodes. The nodes are connected through a relay that reads what they send.
 """
@@ -39,7 +39,7 @@ class Federation(LocalFederation):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.relayed = free_port()
-        self.relay = Relay(self.relayed, self.port)
+        self.relay = Relay(self.folder, self.relayed, self.port)
 
     def start_client(self, client: int) -> None:
         """Start the node of a client, behind the relay."""
@@ -136,8 +136,8 @@ def test_real_processes_equal_the_simulation_and_send_no_image(federation: Feder
 def test_a_federation_whose_server_and_node_are_killed_equals_the_simulation(
     federation: Federation, tmp_path: Path
 ) -> None:
-    """A client's momentum is at its node, and the server resumes its checkpoint."""
-    options = options_of(tmp_path, "fedavg", "--trainer.max_rounds=3", "--model.keep_client_optimizer=true")
+    """Fed-SHVR: a client's control variate is at its node, and the server resumes its checkpoint."""
+    options = options_of(tmp_path, "fedshvr", "--trainer.max_rounds=3", "--data.num_labels=30")
     federation.submit(tmp_path, options, "killed")
     federation.wait_for("killed", "round 1/3")
     for name in ("server", "killed", "node-2"):

@@ -27,16 +27,7 @@ from flwr.common.serde import message_to_proto
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.algorithms import (
-    CBAFed,
-    FedDB,
-    FedMatch,
-    FedRGD,
-    FedSHVR,
-    RSCFed,
-    SemiSFL,
-    Supervised,
-)
+from lightning_fedssl.algorithms import CBAFed, FedDB, FedMatch, FedRGD, RSCFed, SemiSFL, Supervised
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.deployment.obstacles import refuse_undeployable
@@ -79,7 +70,9 @@ def test_a_deployment_equals_the_simulation(tmp_path: Path, name: str) -> None:
     assert_same(weights(algorithm), weights(reference))
     if name != "FedSwitch":  # whose clients get the teacher at once, instead of asking for it
         assert merged(seen) == merged(expected)
-    assert in_messages(grid) == {key: sizes for key, sizes in merged(seen).items() if sizes}
+    numbers = {"tau"}  # a number of 8 bytes is a value of the message
+    counted = {key: {n: s for n, s in sizes.items() if n not in numbers} for key, sizes in merged(seen).items()}
+    assert in_messages(grid) == {key: sizes for key, sizes in counted.items() if sizes}
 
 
 def test_the_server_writes_a_page_of_the_run(tmp_path: Path) -> None:
@@ -127,7 +120,6 @@ OBSTACLES = [
     (lambda: CBAFed(network=network("none")), "CBAFed needs the numbers of labels of every client"),
     (lambda: RSCFed(network=network("none")), "RSCFed needs to know which clients have labels"),
     (lambda: Supervised(network=network("none")), "Supervised trains at the server alone"),
-    (lambda: FedSHVR(network=network("none")), "FedSHVR sends its clients their last result"),
     (lambda: FedRGD(network=network("none")), "FedRGD keeps the momentum of its clients at the server"),
 ]
 
@@ -208,10 +200,10 @@ LIES: dict[str, tuple[str, Fault, str]] = {
     "running_var": ("FedAvg", changed(spoilt(-5, "running_var")), "returned a negative variance"),
     "samples": ("FedAvg", changed(values={"num_samples": 2**50}), "counts 1125899906842624 samples"),
     "huge samples": ("FedAvg", changed(values={"num_samples": 2**62}), "'num_samples' is 4611686018427387904"),
-    "steps": ("MeanTeacher", changed(values={"num_steps": 2**50}), "counts .* and 1125899906842624 steps"),
+    "steps": ("FedSHVR", changed(values={"num_steps": 2**50}), "counts .* and 1125899906842624 steps"),
     "steps of a method": ("FedSwitch", changed(values={"num_steps": 4}), "4 steps, but at most .* 3 .* are possible"),
     "no steps": ("FedAvg", changed(values={"num_steps": 0}), "tensors after 0 steps"),
-    "other client": ("MeanTeacher", changed(values={"client": 99}), "it is of client 99"),
+    "other client": ("FedSHVR", changed(values={"client": 99}), "it is of client 99"),
     "other round": ("FedAvg", changed(values={"round": 1}), "it is of client . in round 1"),
     "text": ("FedAvg", changed(values={"num_steps": "\x1b[31m\n" + "x" * 999}), r"is \\x1b\[31m\\nx{1,200}$"),
     "no number": ("FedAvg", changed(values={"num_samples": 1.5}), "its value 'num_samples' is 1.5"),
@@ -219,11 +211,7 @@ LIES: dict[str, tuple[str, Fault, str]] = {
     "shape": ("FedAvg", changed(lambda t: {n: a[..., None] for n, a in t.items()}), "instead of float32"),
     "names": ("FedAvg", changed(extra("x\ny", np.zeros(2))), r"'x\\\\ny' of its tensors is unknown"),
     "payload": ("FedAvg", changed(extra("payload.x", np.zeros(2))), "'payload.x' of its tensors is unknown"),
-    "missing": (
-        "MeanTeacher",
-        changed(without("network.classifier.bias")),
-        "classifier.bias' of its tensors is .*missing",
-    ),
+    "missing": ("FedSHVR", changed(without("network.classifier.bias")), "classifier.bias' of its tensors is .*missing"),
     "state of the client": ("FedAvg", changed(extra("optimizer.0.momentum_buffer", np.zeros(1))), "is unknown"),
 }
 
@@ -268,7 +256,7 @@ def test_counts_of_a_rejected_update_are_not_added(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", [lambda answer: None, failed])
-@pytest.mark.parametrize("name", ["SemiFL", "MeanTeacher"])
+@pytest.mark.parametrize("name", ["SemiFL", "FedSHVR"])
 def test_a_client_without_an_answer_misses_the_round_and_its_state_is_that_of_the_round_before(
     tmp_path: Path, name: str, fault: Fault, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -373,7 +361,7 @@ def test_a_node_without_a_client_of_this_run_is_left_out(app: Any, caplog: pytes
 def test_a_node_that_has_lost_its_state_begins_again_and_its_files_are_private(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    grid, client = grid_of(tmp_path, "FedAvg", max_rounds=4), client_of_round(1)
+    grid, client = grid_of(tmp_path, "FedSHVR", max_rounds=4), client_of_round(1)
     files: list[Path] = []
 
     def lose(answer: Message) -> Message:
@@ -383,13 +371,13 @@ def test_a_node_that_has_lost_its_state_begins_again_and_its_files_are_private(
         return answer
 
     grid.faults[100 + client, "train", 1] = lose
-    fit(server_of(tmp_path, grid, max_rounds=4), "FedAvg")
+    fit(server_of(tmp_path, grid, max_rounds=4), "FedSHVR")
     assert files
     assert caplog.messages.count(f"round 2: client {client} begins again without its state, which is lost") <= 1
     assert "begins again without its state, which is lost" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["FedAvg", "SemiFL"])
+@pytest.mark.parametrize("name", ["FedAvg", "SemiFL", "FedSHVR"])
 def test_a_server_that_is_killed_resumes_as_if_it_had_not_been(tmp_path: Path, name: str) -> None:
     """It ends in round 3, after clients have trained; the nodes have states of a round that the server has not."""
     make, make_data = METHODS[name]
