@@ -70,8 +70,10 @@ class PseudoLabelQuality(FederatedCallback):
             only the last row. Of several labels of a sample there is one class more, of those that
             are absent. None in a round without any.
         wrong: The most confident wrong labels of the round, at most 3 of a client and 12 in all:
-            confidence, number of the sample in the training data, label and true class. None of
-            pixels. Of a method that labels at every step, those of a client's first step.
+            confidence, number of the sample in the training data, label and true class. Of pixels
+            the samples with the most wrong ones: their share, the sample, and both masks, -1 where
+            a label is not confident. Of a method that labels at every step, those of a client's
+            first step.
     """
 
     def __init__(self) -> None:
@@ -160,8 +162,9 @@ class PseudoLabelQuality(FederatedCallback):
         data = trainer.datamodule
         labels = data.task.classes_of(data.task.hard(pseudo.labels), data.num_classes)
         truth = data.task.classes_of(data.true_labels(indices), data.num_classes)
-        if client not in self._wrong and not data.task.per_pixel:
-            self._wrong[client] = _most_wrong(indices, truth, pseudo._replace(labels=labels))
+        if client not in self._wrong:
+            found = pseudo._replace(labels=labels)
+            self._wrong[client] = _most_wrong(indices, truth, found, data.task.per_pixel)
         truth, labels = truth.flatten(), labels.flatten()
         mask = pseudo.mask.flatten().double()
         table = _table(truth, labels, mask, len(data.strata_names))
@@ -188,16 +191,22 @@ def _table(truth: Tensor, labels: Tensor, mask: Tensor, num_classes: int) -> Ten
     return torch.cat([known, (given.sum(dim=0) - known.sum(dim=0))[None]])
 
 
-def _most_wrong(indices: Tensor, truth: Tensor, pseudo: PseudoLabels) -> tuple[Tensor, ...]:
+def _most_wrong(
+    indices: Tensor, truth: Tensor, pseudo: PseudoLabels, per_pixel: bool
+) -> tuple[Tensor, ...]:
     """The columns of :data:`Wrong` of one client, with a score of at most 0 where nothing is
     wrong, or trained on.
     """
     labels, confidence, mask = pseudo
     wrong = (labels != truth) & (truth >= 0) & mask.bool()
-    indices = indices.repeat_interleave(wrong[:1].numel())
-    score = confidence.detach().double().masked_fill(~wrong, -1.0).flatten()
+    if per_pixel:
+        score, labels = wrong.double().mean(dim=(1, 2)), torch.where(mask, labels, -1)
+    else:
+        indices = indices.repeat_interleave(wrong[:1].numel())
+        score = confidence.detach().double().masked_fill(~wrong, -1.0).flatten()
+        truth, labels = truth.flatten(), labels.flatten()
     best, rows = score.topk(min(_OF_CLIENT, len(score)))
-    return best, indices[rows], labels.flatten()[rows], truth.flatten()[rows]
+    return best, indices[rows], labels[rows], truth[rows]
 
 
 def clients_left_out(trainer: Run) -> set[int]:

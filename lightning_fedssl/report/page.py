@@ -15,7 +15,10 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
+from matplotlib import colormaps
+from matplotlib.colors import TABLEAU_COLORS
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 from tqdm import tqdm
@@ -55,10 +58,15 @@ def _environment() -> Environment:
     made = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     made.filters |= {
         "bytes": partial(tqdm.format_sizeof, suffix="B"),
+        "mask": picture_of_mask,
         "picture": picture_of,
         "rows": picture_of_rows,
     }
-    made.globals |= {"duration": tqdm.format_interval, "ticks": ticks}
+    made.globals |= {
+        "duration": tqdm.format_interval,
+        "ticks": ticks,
+        "colours": [*TABLEAU_COLORS.values()],
+    }
     return made
 
 
@@ -147,6 +155,16 @@ def picture_of(sample: Tensor, side: int = 96) -> str:
     image.thumbnail((side, side))
     image.save(file, "PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def picture_of_mask(mask: Tensor) -> str:
+    """The address of a picture of classes in the colours of matplotlib's tab10, which repeat.
+
+    Args:
+        mask: ``(height, width)``; -1 is transparent.
+    """
+    pixels = colormaps["tab10"](np.ma.masked_less(mask.numpy(), 0) % 10, bytes=True)
+    return picture_of(torch.tensor(pixels).movedim(2, 0))
 
 
 def picture_of_rows(counts: Tensor, of_all: bool = False) -> str:
