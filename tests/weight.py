@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-    "syntax nodes of package and callbacks": 187_989,
+    "syntax nodes of package and callbacks": 190_000,
     "syntax nodes of the core": 40_000,
     "comprehensions per 1,000 lines": 28,
     "tests": 20_500,
