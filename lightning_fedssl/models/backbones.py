@@ -71,8 +71,8 @@ class TimmBackbone(Backbone):
             self.network = timm.create_model(name, pretrained=weights == "hub", num_classes=0)
         except Exception as error:  # of the network's name, or of a download
             raise ValueError(
-                f"data.backbone: timm cannot make {name}: {error}; for weights in a file give "
-                "weights: FILE"
+                f"data.backbone: timm cannot make {name}: {error}; without a connection give a "
+                "file of its weights: data.backbone.init_args.weights: FILE"
             ) from error
         if weights not in (None, "hub"):
             _load(self.network, weights)
