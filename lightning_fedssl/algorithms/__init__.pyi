@@ -607,6 +607,7 @@ class FedSwitch(_FedSwitch, FixMatch):
         init_head: Literal["random", "zero", "labels"] = "random",
         keep_client_optimizer: bool = False,
         keep_server_optimizer: bool = False,
+        label_mode: Literal["train", "eval"] = "train",
         labeled_weight: float = 1.0,
         network: Callable[..., nn.Module],
         num_classes: int | None = None,

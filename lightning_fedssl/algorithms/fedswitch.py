@@ -92,8 +92,8 @@ class FedSwitch(FixMatch):
         schedule: Schedule | None = None,
         **kwargs: Any,
     ) -> None:
+        kwargs.setdefault("label_mode", "eval")
         super().__init__(
-            label_mode="eval",
             client_steps=client_steps,
             server_steps=server_steps,
             client_weighting=client_weighting,
