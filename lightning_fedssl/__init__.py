@@ -67,7 +67,7 @@ _MODULES = {
     """,
     "models": """
         AlexNet Backbone CNN CNN13 EMNISTCNN MLP Network NetworkFactory NormKind RandomKernels
-        ResNet18 ResNet8 ResNet9 SVHNCNN SignalCNN StaticBatchNorm2d TimmBackbone UNet
+        ResNet18 ResNet8 ResNet9 SVHNCNN SignalCNN StaticBatchNorm2d TimmBackbone TimmLoRA UNet
         VGG11 VGG16 WideResNet build_network make_norm
     """,
     "schedules": "Constant Cosine FractionalCosine Schedule",

@@ -10,6 +10,7 @@ from lightning_fedssl.models.cnn import CNN
 from lightning_fedssl.models.cnn13 import CNN13
 from lightning_fedssl.models.emnist_cnn import EMNISTCNN
 from lightning_fedssl.models.layers import NormKind, StaticBatchNorm2d, make_norm
+from lightning_fedssl.models.lora import TimmLoRA
 from lightning_fedssl.models.mlp import MLP
 from lightning_fedssl.models.network import Network, NetworkFactory, build_network
 from lightning_fedssl.models.resnet import ResNet8, ResNet9, ResNet18
@@ -39,6 +40,7 @@ __all__ = [
     "SignalCNN",
     "StaticBatchNorm2d",
     "TimmBackbone",
+    "TimmLoRA",
     "UNet",
     "WideResNet",
     "build_network",

@@ -4,6 +4,7 @@ the network's.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,10 @@ _PREFIXES = ("module.", "_orig_mod.", "network.", "model.")
 """Prefixes that wrappers add to every name: DistributedDataParallel, ``torch.compile``,
 LightningModules."""
 
+_PEFT = "base_model.model."
+_OF_PEFT = r"\.base_layer(?=\.)|\.original_module(?=\.)|\.modules_to_save\.\w+(?=\.)"
+"""What peft puts into the names of a network's tensors."""
+
 _COUNTER = "num_batches_tracked"
 """A batch norm's counter, which some norm layers have and others do not;
 no result depends on it.
@@ -46,7 +51,9 @@ def load_weights(network: nn.Module, path: str | Path, left_out: Sequence[str] =
         path: ``model.safetensors`` of a run, any other safetensors file, a checkpoint of a run or
             of Lightning, or what ``torch.save`` wrote of a ``state_dict``. Names as torchvision and
             timm write them are translated where the network offers that
-            (:meth:`~lightning_fedssl.models.network.Network.own_name`).
+            (:meth:`~lightning_fedssl.models.network.Network.own_name`). A network with adapters of
+            peft also takes the weights of the network without them; the adapters then keep their
+            initial weights.
         left_out: Patterns (:func:`~lightning_fedssl.functional.frozen.select_names`) of tensors
             that are not loaded: the network's stay as they are, whether or not the file has them.
 
@@ -58,6 +65,7 @@ def load_weights(network: nn.Module, path: str | Path, left_out: Sequence[str] =
     found = read_weights(Path(path).expanduser())
     if isinstance(network, Network):
         found = renamed(network.own_name, found)
+    own, found = _without_adapters(own, found)
     found = _with_prefix(found, own)
     names = {**found, **own}
     ignored = select_names(names, left_out, "model.init_except")
@@ -146,6 +154,24 @@ def _with_prefix(found: State, own: State) -> State:
     prefix = next(iter(own), "").partition(".")[0] + "."
     named = prefixed(prefix, found)
     return named if named.keys() & own.keys() and not found.keys() & own.keys() else found
+
+
+def _without_adapters(own: State, found: State) -> tuple[State, State]:
+    """A network's tensors without peft's adapters, and those of a file under the network's names.
+
+    Args:
+        own: The network's tensors.
+        found: Those of the file; if it has peft's names, too, both are returned unchanged.
+    """
+    if _PEFT not in " ".join(own) or _PEFT in " ".join(found):
+        return own, found
+    adapted = tuple(name.partition("base_layer.")[0] for name in own if ".base_layer." in name)
+    names = {}
+    for name in own:
+        if ".base_layer." in name or not name.startswith(adapted):
+            names[name] = re.sub(_OF_PEFT, "", name.partition(_PEFT)[2])
+    known = {name: found[old] for name, old in names.items() if old in found}
+    return only(own, names), known | without(found, names.values())
 
 
 def _mismatch(own: State, found: State) -> list[str]:

@@ -12,6 +12,7 @@ _EXTRAS = {
     "flwr_datasets": "partitioners",
     "onnx": "onnx",
     "onnxscript": "onnx",
+    "peft": "peft",
     "timm": "timm",
 }
 
