@@ -65,7 +65,8 @@ class LayeredNetwork(Network):
 def layers_inside(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """The children of a module in order; those of an ``nn.Sequential`` among them take its place.
 
-    A layer that is registered twice is applied twice.
+    A layer that is registered twice is applied twice. An ``nn.Sequential`` with a forward pass of
+    its own is one layer.
 
     Args:
         module: The module.
@@ -75,10 +76,15 @@ def layers_inside(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn
         if not name or "." in name:
             continue
         path = f"{prefix}{name}"
-        if isinstance(child, nn.Sequential):
+        if applies_in_order(child):
             yield from layers_inside(child, f"{path}.")
         else:
             yield path, child
+
+
+def applies_in_order(module: nn.Module) -> bool:
+    """Whether a module's forward pass is that of its layers, one after another."""
+    return type(module).forward is nn.Sequential.forward
 
 
 class GlobalAverage(nn.Module):

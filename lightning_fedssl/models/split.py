@@ -6,7 +6,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from lightning_fedssl.models.network import Layers, layers_inside
+from lightning_fedssl.models.network import (
+    LayeredNetwork,
+    Layers,
+    applies_in_order,
+    layers_inside,
+)
 
 
 class SplitNetwork(nn.Module):
@@ -38,8 +43,9 @@ def split(network: nn.Module, at: int | str) -> SplitNetwork:
     """Split a network after a layer; the parts contain the network's own layers, not copies.
 
     Args:
-        network: A sequence of layers: an ``nn.Sequential``, or a network with a method ``chain``
-            (:class:`~lightning_fedssl.models.network.LayeredNetwork`).
+        network: A sequence of layers: an ``nn.Sequential``, or a
+            :class:`~lightning_fedssl.models.network.LayeredNetwork`, without a forward pass of
+            its own.
         at: The split index: the number of layers with weights (convolutions, linear layers,
             residual pairs) in the bottom. The norms, activations and poolings that follow such a
             layer belong to the same part; dropout and flattening before the next layer belong to
@@ -68,17 +74,16 @@ def split(network: nn.Module, at: int | str) -> SplitNetwork:
 
 def _layers_of(network: nn.Module) -> Layers:
     """The layers whose composition is the network."""
-    if isinstance(network, nn.Sequential):
+    if applies_in_order(network):
         return list(layers_inside(network))
-    chain = getattr(network, "chain", None)
-    if chain is None:
-        raise ValueError(
-            f"model.network: {type(network).__name__} is no sequence of layers and cannot be "
-            "split. Networks that can: AlexNet, CNN, MLP, ResNet9, SVHNCNN, VGG11, VGG16, an "
-            "nn.Sequential, or one with a method chain() that lists its layers by name"
-        )
-    layers: Layers = chain()
-    return layers
+    if isinstance(network, LayeredNetwork) and type(network).forward is LayeredNetwork.forward:
+        return network.chain()
+    raise ValueError(
+        f"model.network: {type(network).__name__} is no sequence of layers and cannot be split. "
+        "Networks that can: AlexNet, CNN, MLP, ResNet9, SVHNCNN, VGG11, VGG16, an nn.Sequential, "
+        "or a lightning_fedssl.models.network.LayeredNetwork whose chain() lists its layers by "
+        "name; none with a forward of its own"
+    )
 
 
 def _ends(layers: Layers) -> dict[int, int]:

@@ -91,9 +91,31 @@ def test_a_split_out_of_range_is_refused_with_the_possible_ones(at: int | str) -
         split(SVHNCNN(10, (1, 28, 28)), at)
 
 
-def test_a_network_that_is_no_sequence_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"ResNet18 is no sequence of layers.*AlexNet"):
-        split(ResNet18(10, (3, 32, 32), width=4), 1)
+class Shifted(MLP):
+    """More than its layers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + 1
+
+
+class Residual(nn.Sequential):
+    """More than its layers."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = input + super().forward(input)  # type: ignore[no-untyped-call]
+        return total
+
+
+@pytest.mark.parametrize("network", [ResNet18(10, (3, 32, 32), width=4), Shifted(3, (4,)), Residual(nn.Linear(4, 4))])
+def test_a_network_that_is_no_sequence_is_refused(network: nn.Module) -> None:
+    with pytest.raises(ValueError, match=r" is no sequence of layers.*AlexNet"):
+        split(network, 1)
+
+
+def test_a_block_with_a_forward_pass_of_its_own_is_one_layer() -> None:
+    network = nn.Sequential(nn.Linear(4, 4), Residual(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 3))
+    x = torch.randn(2, 4)
+    assert torch.equal(split(network, 1)(x), network(x))
 
 
 @pytest.mark.parametrize(
