@@ -220,9 +220,7 @@ class _Softmax(Task):
         self.label_smoothing = label_smoothing
         self.criterion = criterion
         self._weights = torch.tensor(weights, dtype=torch.float32)
-        of_class = self._weights if class_weights else None
-        usual = nn.CrossEntropyLoss(of_class, reduction="none", label_smoothing=label_smoothing)
-        self._losses = criterion() if criterion else usual
+        self._losses = criterion() if criterion else None
 
     def tidied(self, targets: Tensor) -> Tensor:
         """See the base class; a channel of a mask, or of a label, is left out."""
@@ -248,22 +246,35 @@ class _Softmax(Task):
         """Cross-entropy with the weights of the classes, as PyTorch has it, or the task's own loss
         times these weights.
         """
-        criterion = self._losses.to(outputs.device, outputs.dtype)
-        losses: Tensor = criterion(outputs, targets.clamp(min=0))
+        labels = targets.clamp(min=0)
+        if self._losses is None:
+            entries = F.cross_entropy(
+                outputs,
+                labels,
+                self._weights_like(outputs),
+                reduction="none",
+                label_smoothing=self.label_smoothing,
+            )
+            return entries * self.known(targets)
+        losses: Tensor = self._losses.to(outputs.device)(outputs, labels)
         if losses.shape != targets.shape:
             raise ValueError(
                 "data.task.criterion must return a loss for each label: give reduction: none"
             )
-        of_labels = self._weights_of(outputs, targets) if self.criterion else self.known(targets)
-        return losses * of_labels
+        return losses * self._weights_of(outputs, targets)
+
+    def _weights_like(self, outputs: Tensor) -> Tensor | None:
+        """The weight of each class, or None."""
+        if self.class_weights is None:
+            return None
+        self._weights = self._weights.to(outputs.device)  # once: a copy waits for the device
+        return self._weights.to(outputs.dtype)
 
     def _weights_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The weight of each target's class, 0 where it is missing."""
         known = self.known(targets)
-        if self.class_weights is None:
-            return known
-        self._weights = self._weights.to(outputs.device)  # once: a copy waits for the device
-        return self._weights.to(outputs.dtype)[targets.clamp(min=0)] * known
+        weights = self._weights_like(outputs)
+        return known if weights is None else weights[targets.clamp(min=0)] * known
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """The softmax over the classes."""

@@ -162,8 +162,9 @@ def test_weights_and_smoothing_count_for_true_labels_alone() -> None:
             assert task.labeled_loss(outputs_of_a_type, torch.tensor([-1, -1])) == 0
     smooth = Classification(label_smoothing=0.5).labeled_loss(outputs[:1], y[:1])
     assert smooth.item() == pytest.approx(0.75 * right + 0.25 * wrong)
-    both = Classification([3.0, 1.0], label_smoothing=0.5).labeled_loss(outputs, y)
-    assert both == F.cross_entropy(outputs, y, torch.tensor([3.0, 1.0]), label_smoothing=0.5)
+    both = Classification([0.3, 1.7], label_smoothing=0.5)
+    both.labeled_loss(outputs.bfloat16(), y)
+    assert both.labeled_loss(outputs, y) == F.cross_entropy(outputs, y, torch.tensor([0.3, 1.7]), label_smoothing=0.5)
 
 
 @pytest.mark.parametrize(
