@@ -265,8 +265,11 @@ def _network(run: Run) -> Any:
 
 
 def partition_key(data: Keys) -> str:
-    """The keys of ``data`` that the partition depends on, with their values, as JSON."""
-    return json.dumps(without(data, NOT_IN_THE_PARTITION), sort_keys=True, default=str)
+    """The keys of ``data`` that the partition depends on, with their values, as JSON; a class with
+    empty ``init_args`` is the same as one without.
+    """
+    kept = dict(_flat("", without(data, NOT_IN_THE_PARTITION)))
+    return json.dumps(kept, sort_keys=True, default=str)
 
 
 def _run(

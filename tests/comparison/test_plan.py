@@ -17,7 +17,7 @@ from lightning_fedssl import __version__
 from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.cli.compare import resolve
 from lightning_fedssl.comparison import plan as plan_module
-from lightning_fedssl.comparison.plan import Run, check_alike, hash_of, initial_weights
+from lightning_fedssl.comparison.plan import Run, check_alike, hash_of, initial_weights, partition_key
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
 from lightning_fedssl.models import CNN
 from lightning_fedssl.task import Classification, Segmentation, Task
@@ -134,6 +134,12 @@ def test_other_folders_of_images_are_other_data_and_other_folders_of_a_named_dat
 def test_a_bound_may_have_a_partition_of_its_own() -> None:
     bound = SuiteEntry("B", "a.yaml", "bound")
     check_alike([run_of("A"), run_of(bound, partition="q", data={"num_clients": 9})])
+
+
+def test_a_partition_with_empty_arguments_is_the_one_without() -> None:
+    assert partition_key({"partition": {"class_path": "Iid"}, "num_labels": 5}) == partition_key(
+        {"partition": {"class_path": "Iid", "init_args": {}}, "num_labels": 5}
+    )
 
 
 def test_keys_in_which_entries_differ_are_named_once_with_each_value() -> None:
