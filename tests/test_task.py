@@ -255,11 +255,13 @@ def test_metrics_by_hand(task: Task, outputs: Tensor, targets: Tensor, expected:
 def test_the_numbers_with_the_largest_errors_come_first() -> None:
     metrics = EvaluationMetrics([], 2, task=Regression())
     targets = torch.zeros(700, 2)
+    targets[:600] = 1
     targets[5, 1], targets[9, 0] = 3, -2
     metrics.update(torch.zeros(700, 2), targets)
     found = metrics.compute(lambda value: [value])["largest_errors"]
     assert found[:2].tolist() == [[2 * 5 + 1, 3, 0], [2 * 9, -2, 0]]
-    assert len(found) == 500
+    assert len(found[:, 0].unique()) == 500
+    assert (found[:, 1] == 0).sum() == pytest.approx(500 / 7, abs=2), "the small errors have their share"
 
 
 # Views.

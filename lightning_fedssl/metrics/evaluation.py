@@ -133,8 +133,9 @@ class DefinedR2(R2Score):
 
 
 class LargestErrors(CatMetric):
-    """The predicted numbers with the 500 largest errors, the largest first: ``(numbers, 3)`` with
-    the place among all numbers of the samples, the true number and the prediction.
+    """The predicted numbers with the 12 largest errors and an even choice of the others, at most
+    500, the largest error first: ``(numbers, 3)`` with the place among all numbers of the samples,
+    the true number and the prediction.
     """
 
     def update(self, predictions: Tensor, targets: Tensor) -> None:  # type: ignore[override]
@@ -144,7 +145,10 @@ class LargestErrors(CatMetric):
     def compute(self) -> Tensor:
         """Choose."""
         true, predicted = torch.as_tensor(super().compute()).flatten(end_dim=-2).T
-        places = (predicted - true).abs().argsort(descending=True)[:500]
+        order = (predicted - true).abs().argsort(descending=True)
+        shown = torch.linspace(0, len(order) - 1, min(len(order), 500)).round().long()
+        shown[:12] = torch.arange(len(shown[:12]))
+        places = order[shown]
         return torch.stack([places, true[places], predicted[places]], dim=1)
 
 
