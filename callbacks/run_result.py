@@ -68,7 +68,11 @@ def summarize_run(
         "version": __version__,
         "privacy": trainer.describe_privacy(),
         "chosen/method": next(iter(chosen), "") or None,
-        "matrices": {name: t.tolist() for name, t in trainer.metric_values.items() if t.dim() == 2},
+        "matrices": {
+            name: t.tolist()
+            for name, t in trainer.metric_values.items()
+            if t.dim() == 2 and not name.endswith("/largest_errors")  # true labels of samples
+        },
         "metrics": mapped(float, dict(sorted(values.items()))),
     }
 

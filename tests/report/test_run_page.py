@@ -169,6 +169,7 @@ def test_a_run_of_another_task_has_a_page(tmp_path: Path, method: str, monitor: 
     page = Page(trainer.log_dir)
     assert f"After 1 rounds the test {monitor} is" in page.text
     assert said in page.text
+    assert '"matrices": {}' in Path(str(trainer.log_dir), "result.json").read_text(), "no sample's true label"
 
 
 def test_scalars_of_single_classes_are_in_the_csv_file_alone(tmp_path: Path) -> None:
