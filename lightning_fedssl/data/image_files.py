@@ -131,6 +131,10 @@ def image_files(
     return sorted(found)
 
 
+LINKS = "links to folders above or read already"
+"""What counts of left out files call links that are not followed."""
+
+
 def _entered(folders: Sequence[Path], read: set[Path], left_out: Counter[str]) -> list[str]:
     """The names of the folders to enter; ``read`` holds those above and those entered before."""
     entered = []
@@ -141,7 +145,7 @@ def _entered(folders: Sequence[Path], read: set[Path], left_out: Counter[str]) -
         if _OF_SYSTEMS.fullmatch(folder.name):
             left_out[f"{folder.name}/"] += 1
         elif real in read:
-            left_out["links to folders above or read already"] += 1
+            left_out[LINKS] += 1
         else:
             entered.append(folder.name)
             read.add(real)
@@ -217,6 +221,15 @@ def read_image(path: str | Path, in_shape: tuple[int, ...], key: str = "data.roo
             f"or {_CONVERT}"
         ) from error
     return torch.from_numpy(np.array(image)).reshape(height, width, channels).permute(2, 0, 1)
+
+
+def has_pages(path: str | Path) -> bool:
+    """Whether an image file has more than one page."""
+    from PIL import Image
+
+    with suppress(Exception), Image.open(path) as file:  # refused when it is decoded
+        return getattr(file, "n_frames", 1) > 1
+    return False
 
 
 def read_mask(path: str | Path, side: int) -> Tensor:

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from lightning_fedssl.data.datasets import IMAGE_FOLDER, DatasetSpec, ImageSplit, shortened
 from lightning_fedssl.data.image_files import (
+    LINKS,
     described,
+    has_pages,
     image_files,
     read_images,
     read_mask,
@@ -55,6 +57,8 @@ class ListedImage(NamedTuple):
 
 _MASK = re.compile(r"(.+)[-_ .](?:mask|masks|seg|segmentation|annotation)", re.IGNORECASE)
 """Names of masks beside their images."""
+
+_PAGED = (".tif", ".tiff", ".gif")
 
 _TEST_EVERY = 5
 """Of how many images of a class at a site one is a test image."""
@@ -162,19 +166,22 @@ class ImageList(DataSource):
                     )
             if rest:
                 self.reading.warn(f"{Path(self.root).name}{rest}")
-            self._warn_of_masks(lists)
+            self._warn_of_files(lists)
             self._lists = lists
         return self._lists
 
-    def _warn_of_masks(self, lists: Lists) -> None:
-        """Name masks that lie beside their images and would be read as images."""
+    def _warn_of_files(self, lists: Lists) -> None:
+        """Name files that may not be what they are taken for: masks, and pages."""
         paths = [image.path for images in lists.values() for image in images]
         stems = {path.stem for path in paths}
-        if masks := [path for path in paths if {*_MASK.findall(path.stem)} & stems]:
-            self.reading.warn(
-                f"{len(masks)} files are named as masks of others, and read as images: move them "
-                f"away (the first is {masks[0].name!r})"
-            )
+        masks = [path for path in paths if {*_MASK.findall(path.stem)} & stems]
+        pages = [path for path in paths if path.suffix.lower() in _PAGED and has_pages(path)]
+        for found, text in (
+            (masks, "are named as masks of others, and read as images: move them away"),
+            (pages, "have several pages, of which the first is read"),
+        ):
+            if found:
+                self.reading.warn(f"{len(found)} files {text} (the first is {found[0].name!r})")
 
     def _read(
         self, images: Sequence[ListedImage], spec: DatasetSpec, owners: Tensor | None = None
@@ -209,7 +216,8 @@ class ImageFolder(ImageList):
     def list_images(self) -> Lists:
         """Lists the folders; see the base class."""
         lists: Lists = {"train": [], "test": [], "validation": [], "unlabeled": []}
-        for folder in visible_folders(Path(self.root)):
+        beside = Counter[str]()
+        for folder in visible_folders(Path(self.root), beside):
             part = part_of(folder.name)
             if part not in lists:
                 self._left_out[f"{folder.name}/"] += 1
@@ -218,6 +226,8 @@ class ImageFolder(ImageList):
                 lists[part] += [ListedImage(path, "") for path in files]
             else:
                 lists[part] += self._of_classes(folder)
+        if LINKS in beside:
+            self._left_out[LINKS] += beside[LINKS]
         return lists
 
     def _of_classes(self, root: Path) -> list[ListedImage]:

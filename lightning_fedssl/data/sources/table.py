@@ -28,6 +28,9 @@ _NAMELESS = re.compile(r"|Unnamed: \d.*|\.\.\.\d+")
 _ALMOST_A_NUMBER = re.compile(r"[<>≤≥~]?\s*[-+\u2212]?\d+([.,' \u00a0]\d+)*\s*%?")
 """Numbers with separators, limits or percent signs."""
 
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}\.\d{3}")
+"""1.234 is a thousand and more where all fractions of a column look like this one."""
+
 _SENTINELS = (-9, -99, -999, -9999)
 """Numbers that stand for a missing value in columns without other negative ones."""
 
@@ -191,13 +194,19 @@ class _Column:
         """What some numbers of a numeric column may mean, with the first such cell; or empty."""
         known = self.numbers[~np.isnan(self.numbers)]
         rest = known[~np.isin(known, _SENTINELS)]
-        if len(rest) == len(known) or len(set(rest)) < 2 or rest.min() < 0:
+        if len(rest) < len(known) and len(set(rest)) > 1 and rest.min() >= 0:
+            rows = np.isin(self.numbers, _SENTINELS)
+            meaning = "missing values? empty these cells"
+        else:
+            rows = np.array(["." in cell for cell in self.cells])
+            meaning = "thousands with a dot? remove the dots"
+            if rows.all() or not all(map(_THOUSANDS.fullmatch, self.cells[rows])):
+                return ""
+        if not rows.any():
             return ""
-        rows = np.isin(self.numbers, _SENTINELS)
         first = rows.argmax()
         return (
-            f"{rows.sum()} cells like {self.cells[first]!r} in row {self.lines[first]}: missing "
-            "values? empty these cells"
+            f"{rows.sum()} cells like {self.cells[first]!r} in row {self.lines[first]}: {meaning}"
         )
 
     def looks_like_identifier(self) -> bool:

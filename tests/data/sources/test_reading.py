@@ -51,6 +51,7 @@ READ: list[tuple[str, dict[str, Any], int, str]] = [
     (column("y", {row: str(row / 4) for row in ALL}), {}, 2, "! y: 60 different values in 60 rows"),
     (column("y", {row: str(100 + row // 3) for row in ALL}), {}, 2, "! y: 21 different values in 60 rows"),
     (column("y", {row: str(row % 5) for row in ALL} | {9: "-99"}), {}, 2, "! y: 1 cells like '-99' in row 9: missing"),
+    (column("y", dict.fromkeys(ALL, "950") | {9: "1.150"}), {}, 2, "! y: 1 cells like '1.150' in row 9: thousands"),
     (column("y", {9: "1e300"}), {}, 2, "! y: 1 of 60 cells are no numbers: '1e300' in row 9"),
     (column("y", {row: ("k", "NA", "")[row % 3] for row in ALL}), {}, 3, "categorical y (2 values)"),
     (column("y", {row: f"P{row}" for row in ALL}), {}, 1 + 48, "! y: 60 different values in 60 rows"),
@@ -348,13 +349,18 @@ def test_folders_of_parts_are_spelled_as_people_do() -> None:
     assert text == "a 5/0/4, b 4/1/4 (training/validation/test); 1 training images without a label"
 
 
-def test_masks_and_sites_without_test_images_are_named() -> None:
+def test_files_that_may_be_taken_for_something_else_are_named() -> None:
     root = Path(photos("train/a/0_mask.png"))
+    page = Image.new("L", (8, 8))
+    page.save(root / "train/b/scan.tif", save_all=True, append_images=[page])
+    os.symlink("test", root / "val")
     found = set_up(ImageFolder(root, 8), validation=0).reading.warnings
-    assert [text[:26] for text in found] == ["1 files are named as masks"]
+    assert [text[:26] for text in found] == [
+        "photos; left out: links to", "1 files are named as masks", "1 files have several pages"
+    ]  # fmt: skip
     few = SiteFolders(str(root), 8)
     few.list_images()
-    assert "3 folders have less than 5 images" in few.reading.warnings[-1]
+    assert "2 folders have less than 5 images" in few.reading.warnings[-1]
 
 
 # The report
