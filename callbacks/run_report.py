@@ -70,7 +70,8 @@ class RunReport(FederatedCallback):
             :attr:`PseudoLabelQuality.table`, summed.
         wrong: The most confident wrong pseudo-labels of the last round that had labels.
         warnings: Warnings of the package.
-        seconds: Time by phase; ``other`` is preparation, aggregation, statistics and files.
+        seconds: Time by phase; ``other`` is preparation, aggregation, statistics, files and the
+            training of the labels alone.
     """
 
     saved = ("clients", "tables")
@@ -106,7 +107,7 @@ class RunReport(FederatedCallback):
     on_server_phase_start = _begins("server")
     on_client_phase_start = _begins("clients")
     on_evaluation_start = _begins("evaluation")
-    on_server_phase_end = on_aggregate = on_evaluation_end = _begins("other")
+    on_server_phase_end = on_aggregate = on_evaluation_end = on_train_end = _begins("other")
 
     def on_transfer(
         self,

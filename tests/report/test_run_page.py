@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,19 @@ def test_pseudo_labels_are_left_out_where_none_can_be_judged(tmp_path: Path) -> 
     trainer = toy_trainer(tmp_path, max_rounds=1)
     trainer.fit(toy_semifl(threshold=1.0), ToyData())
     assert "Pseudo-labels\n" not in Page(trainer.log_dir).text
+
+
+class Late(FederatedCallback):
+    """Works after the last round, as the training of the labels alone does."""
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        time.sleep(0.5)
+
+
+def test_the_work_after_the_last_round_is_time(tmp_path: Path) -> None:
+    report = RunReport()
+    toy_trainer(tmp_path, max_rounds=1, callbacks=[Late(), report]).fit(toy_semifl(), ToyData())
+    assert report.seconds["other"] >= 0.5
 
 
 def test_clients_and_pseudo_labels_are_counted_once_on_any_number_of_ranks(tmp_path: Path) -> None:
