@@ -246,8 +246,11 @@ class SimulatedFederation(Federation):
             return arrival.rejected(reason)
         received = {**algorithm.server.model(), **received}  # a client may get a model of its own
         for rule in self._rules:
+            before = arrival.update
             if arrival.reason is None:
                 arrival = rule.on_update(trainer, algorithm, arrival, received)
+            if arrival.update is not before and (reason := check_update(algorithm, arrival.update)):
+                return arrival.rejected(reason)
         return arrival
 
     def _compared(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_fedssl.updates import CentralDP, Median, Quarantine, SignFlip, TrimmedMean, UpdateRule
+from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.by_name import mapped
+from lightning_fedssl.updates import Attack, CentralDP, Median, Quarantine, SignFlip, TrimmedMean, UpdateRule
 from lightning_fedssl.updates.rule import Arrival
 from tests.toy import Transfers, forked, labeled_clients, toy_fedavg, toy_trainer
 
@@ -73,6 +76,19 @@ def test_rules_after_an_attack_see_what_the_attacker_sends(tmp_path: Path) -> No
     (attacker,) = SignFlip(0.25).attackers(0, 4)
     for client, length in lengths[1].items():
         assert lengths[0][client] == pytest.approx(length * (50 if client == attacker else 1), rel=1e-4)
+
+
+class Broken(Attack):
+    """Attackers send what is no number."""
+
+    def falsify(self, trained: State, received: State) -> State:
+        return mapped(lambda t: t * math.nan, trained)
+
+
+def test_what_a_rule_changes_is_checked_as_an_update_is(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=1, clients_per_round=4, updates=[Broken(0.25)], logger=False)
+    trainer.fit(toy_fedavg(), labeled_clients())
+    assert float(trainer.callback_metrics["client/refused"]) == 1
 
 
 @pytest.mark.parametrize(
