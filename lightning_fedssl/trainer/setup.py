@@ -200,8 +200,8 @@ def _refuse_tied_weights(algorithm: FederatedAlgorithm) -> None:
     for name, weight in algorithm.named_parameters(remove_duplicate=False):
         if (other := names.setdefault(id(weight), name)) != name:
             raise ValueError(
-                f"model: {other} and {name} are one weight: give each layer a weight of its "
-                "own, or call one layer twice under one name"
+                f"model: {other} and {name} are one weight: give each layer a weight of its own, "
+                "and keep a layer that is called twice under one name alone"
             )
 
 
