@@ -395,6 +395,7 @@ def mask_folders(root: Path) -> None:
 
 def test_masks_in_folders_fit_their_images(tmp_path: Path) -> None:
     mask_folders(tmp_path)
+    (tmp_path / "train").rename(tmp_path / "Train")
     source = MaskFolders(str(tmp_path), 8, ["ground", "bright"])
     spec, train, test, _ = source.load()
     assert (spec.num_classes, spec.class_names, len(train.images)) == (2, ("ground", "bright"), 12)

@@ -8,7 +8,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -170,6 +170,23 @@ class ImageList(DataSource):
             self._lists = lists
         return self._lists
 
+    def _of_parts(self, labeled: Callable[[Path], list[ListedImage]]) -> Lists:
+        """The images in the folders of the parts, of which ``labeled`` lists one with labels."""
+        lists: Lists = {"train": [], "test": [], "validation": [], "unlabeled": []}
+        beside = Counter[str]()
+        for folder in visible_folders(Path(self.root), beside):
+            part = part_of(folder.name)
+            if part not in lists:
+                self._left_out[f"{folder.name}/"] += 1
+            elif part == "unlabeled":
+                files = image_files(folder, "data.root", self._left_out)
+                lists[part] += [ListedImage(path, "") for path in files]
+            else:
+                lists[part] += labeled(folder)
+        if LINKS in beside:
+            self._left_out[LINKS] += beside[LINKS]
+        return lists
+
     def _warn_of_files(self, lists: Lists) -> None:
         """Name files that may not be what they are taken for: masks, and pages."""
         paths = [image.path for images in lists.values() for image in images]
@@ -215,20 +232,7 @@ class ImageFolder(ImageList):
 
     def list_images(self) -> Lists:
         """Lists the folders; see the base class."""
-        lists: Lists = {"train": [], "test": [], "validation": [], "unlabeled": []}
-        beside = Counter[str]()
-        for folder in visible_folders(Path(self.root), beside):
-            part = part_of(folder.name)
-            if part not in lists:
-                self._left_out[f"{folder.name}/"] += 1
-            elif part == "unlabeled":
-                files = image_files(folder, "data.root", self._left_out)
-                lists[part] += [ListedImage(path, "") for path in files]
-            else:
-                lists[part] += self._of_classes(folder)
-        if LINKS in beside:
-            self._left_out[LINKS] += beside[LINKS]
-        return lists
+        return self._of_parts(self._of_classes)
 
     def _of_classes(self, root: Path) -> list[ListedImage]:
         """The images of every class folder in torchvision's order: a folder's own files precede
@@ -334,7 +338,8 @@ class ImageTable(ImageList):
 
 class MaskFolders(ImageList):
     """Images with a mask each, for ``data.task: Segmentation``: ``root/train/images/NAME.jpg`` and
-    ``root/train/masks/NAME.png``, likewise ``test`` and ``validation`` (or ``val``).
+    ``root/train/masks/NAME.png``, likewise ``test`` and ``validation`` (or ``val``); case does
+    not count.
 
     Images in ``root/unlabeled``, and training images without a mask, have none. A mask is resized
     and cropped as its image is, without interpolation. Its values are the numbers of the classes,
@@ -359,20 +364,15 @@ class MaskFolders(ImageList):
 
     def list_images(self) -> Lists:
         """Lists the folders; see the base class."""
-        lists: Lists = {}
-        for name in ("train", "test", "validation", "val"):
-            folder = Path(self.root, name)
-            if not folder.is_dir():
-                continue
-            masks = {path.stem: str(path) for path in image_files(folder / "masks", "data.dataset")}
-            images = image_files(folder / "images", "data.dataset", self._left_out)
-            lists[part_of(name)] = [ListedImage(p, masks.get(p.stem, "")) for p in images]
-            if name != "train" and (bare := [p for p in images if p.stem not in masks]):
-                raise FileNotFoundError(f"data.dataset: {str(bare[0])!r} has no mask in {folder}")
-        if (folder := Path(self.root, "unlabeled")).is_dir():
-            files = image_files(folder, "data.dataset", self._left_out)
-            lists["unlabeled"] = [ListedImage(path, "") for path in files]
-        return lists
+        return self._of_parts(self._with_masks)
+
+    def _with_masks(self, folder: Path) -> list[ListedImage]:
+        masks = {path.stem: str(path) for path in image_files(folder / "masks", "data.dataset")}
+        images = image_files(folder / "images", "data.dataset", self._left_out)
+        bare = [path for path in images if path.stem not in masks]
+        if bare and part_of(folder.name) != "train":
+            raise FileNotFoundError(f"data.dataset: {str(bare[0])!r} has no mask in {folder}")
+        return [ListedImage(path, masks.get(path.stem, "")) for path in images]
 
     def classes_of(self, train: Sequence[ListedImage]) -> tuple[str, ...]:
         """See the base class."""
