@@ -112,7 +112,7 @@ class CommunicationLedger(FederatedCallback):
             return
         model = {*algorithm.server.parameters, *algorithm.server.buffers}
         rows = [["direction", "name", "kind", *(field.name for field in fields(Entry))]]
-        for (direction, name), entry in self.entries.items():
+        for (direction, name), entry in sorted(self.entries.items()):
             rows.append([direction, name, kind_of(name, model), *astuple(entry)])
         write_table(Path(trainer.log_dir, "ledger.csv"), rows)
 
@@ -133,8 +133,8 @@ class CommunicationLedger(FederatedCallback):
             for key, transfers in of_rank.items():
                 sent[key] += transfers
         self.entries = mapped(replace, self._before)
-        for key in sorted(sent):
-            self.entries.setdefault(key, Entry()).add(sent[key])
+        for key, transfers in sent.items():
+            self.entries.setdefault(key, Entry()).add(transfers)
 
     def state_dict(self) -> dict[str, Any]:
         """All entries."""
