@@ -407,6 +407,13 @@ def test_masks_in_folders_fit_their_images(tmp_path: Path) -> None:
     Image.fromarray(np.full((8, 12), 7, np.uint8)).save(tmp_path / "test/masks/p00.png")
     with pytest.raises(ValueError, match=r"p00\.png' has the value 7, and there are 3 class_names"):
         MaskFolders(str(tmp_path), 8, ["a", "b", "c"]).load()
+    Image.fromarray(np.zeros((4, 6), np.uint8)).save(tmp_path / "test/masks/p00.png")  # half as large
+    assert not source.load().test.labels[0].any()
+    Image.fromarray(np.zeros((12, 8), np.uint8)).save(tmp_path / "test/masks/p00.png")
+    with pytest.raises(
+        ValueError, match=r"p00\.png' is no readable mask \(8 x 12 pixels, and its image .* has 12 x 8\)"
+    ):
+        source.load()
     (tmp_path / "test/masks/p00.png").unlink()
     with pytest.raises(FileNotFoundError, match="has no mask"):
         MaskFolders(str(tmp_path), 8, ["ground", "bright"]).load()

@@ -506,6 +506,10 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
             )
         rows = choose_rows(labels, num_classes, seed, fraction, self.max_train_images)
         self._validation = rows.validation
+        known = int((rows.available >= 0).sum())
+        if self.source is not None and self.num_labels != "all" and self.num_labels < known:
+            used = f"{self.num_labels} of {known:,} (data.num_labels: all takes them all)"
+            self.reading.facts["labels used"] = used
         asked = SplitRequest(
             rows.available,
             num_classes,

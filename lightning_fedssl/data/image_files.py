@@ -232,18 +232,19 @@ def has_pages(path: str | Path) -> bool:
     return False
 
 
-def read_mask(path: str | Path, side: int) -> Tensor:
+def read_mask(path: str | Path, side: int, image: str | Path) -> Tensor:
     """Read the class numbers of a mask, resized and cropped as :func:`read_image` does its image.
 
     Args:
         path: The file: grey, with a palette, or black and white.
         side: Height and width.
+        image: The file of its image.
 
     Returns:
         int64 ``(side, side)``, the stored values; of black and white 0 and 1.
 
     Raises:
-        ValueError: If the file is no such image.
+        ValueError: If the file is no such image, or its sides are not in the ratio of its image's.
     """
     from PIL import Image, ImageOps
 
@@ -254,12 +255,28 @@ def read_mask(path: str | Path, side: int) -> Tensor:
                 raise ValueError(f"mode {file.mode}: a mask has one 8-bit number for each pixel")
             ImageOps.exif_transpose(file, in_place=True)
             values = Image.fromarray(np.array(file).astype(np.uint8))
+            width, height = _upright_size(image)
+            # Of a mask at another resolution the sides are rounded.
+            if abs(width * values.height - height * values.width) > max(width, height):
+                raise ValueError(
+                    f"{values.width} x {values.height} pixels, and its image {str(image)!r} has "
+                    f"{width} x {height}"
+                )
             fitted = ImageOps.fit(values, (side, side), Image.Resampling.NEAREST)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(
             f"data.dataset: {str(path)!r} is no readable mask ({error}); write it as a grey PNG"
         ) from error
     return torch.from_numpy(np.array(fitted)).long()
+
+
+def _upright_size(path: str | Path) -> tuple[int, int]:
+    """Width and height of an image as it is seen, from the head of its file."""
+    from PIL import ExifTags, Image
+
+    with Image.open(path) as file:
+        turned = file.getexif().get(ExifTags.Base.Orientation, 1) > 4
+        return (file.height, file.width) if turned else file.size
 
 
 def _to_rgb(image: Any) -> Any:

@@ -385,7 +385,7 @@ class MaskFolders(ImageList):
         masks = torch.full((len(images), side, side), -1)
         for mask, image in zip(masks, images, strict=True):
             if image.label:
-                values = read_mask(image.label, side)
+                values = read_mask(image.label, side, image.path)
                 if count == 2:
                     values = (values > 0).long()
                 mask.copy_(torch.where(values == 255, -1, values))
@@ -401,8 +401,8 @@ class SiteFolders(ImageList):
     """A folder for each site, in it one for each class: ``root/<site>/<class>/*.png``. A site is a
     client.
 
-    Of every class at every site, each fifth file in sorted order is a test image of that site.
-    Names that begin with a dot are ignored.
+    Images in ``root/<site>/unlabeled`` have no label. Of every class at every site, each fifth file
+    in sorted order is a test image of that site. Names that begin with a dot are ignored.
 
     Args:
         root: The folder of the sites.
@@ -420,6 +420,9 @@ class SiteFolders(ImageList):
         for site in visible_folders(Path(self.root), self._left_out):
             for folder in visible_folders(site, self._left_out):
                 files = image_files(folder, "data.dataset", self._left_out)
+                if part_of(folder.name) == "unlabeled":
+                    lists["train"] += [ListedImage(path, "", site.name) for path in files]
+                    continue
                 if len(files) < _TEST_EVERY:
                     few.append(f"{site.name}/{folder.name}")
                 for number, path in enumerate(files, start=1):

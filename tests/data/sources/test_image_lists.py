@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +80,19 @@ def test_a_table_gives_images_clients_and_images_without_labels(photos: Path, tm
     toy_trainer(tmp_path, max_rounds=1).fit(toy_semifl(in_shape=None, num_classes=None, server_epochs=1), data)
 
 
-def test_a_site_is_a_client_with_test_images_of_its_own(photos: Path) -> None:
-    source = SiteFolders(str(photos / "sites"), image_size=8)
+def test_a_site_is_a_client_with_test_images_of_its_own(photos: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(photos / "sites", tmp_path / "sites")
+    source = SiteFolders(str(root), image_size=8)
     data = set_up(source, num_labels=6, partition=NaturalClients(), validation=0)
     assert [len(data.client_test_indices(k)) for k in (0, 1)] == [6, 6]  # type: ignore[arg-type]
     assert data.statistics.sizes.sum() == 48 - 6
+    assert data.reading.facts["labels used"].startswith("6 of 48 ")
+    (root / "north/unlabeled").mkdir()
+    shutil.copy(next((root / "north").rglob("*.png")), root / "north/unlabeled/new.png")
+    data = set_up(SiteFolders(str(root), 8), num_labels=6, partition=NaturalClients(), validation=0)
+    assert data.class_names == tuple(COLOURS)
+    assert data.statistics.unknown_counts is not None
+    assert data.statistics.unknown_counts.tolist()[:2] == [1, 0]
 
 
 @pytest.mark.parametrize("kind", ["folder", "table", "sites"])
