@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from lightning_fedssl import sampling
 from lightning_fedssl.data import datasets, image_files
 from lightning_fedssl.data.augment.custom import BatchView, check_view, views_of
-from lightning_fedssl.data.augment.views import STRONG, WEAK, resized
+from lightning_fedssl.data.augment.views import STRONG, WEAK
 from lightning_fedssl.data.datasets import ImageSplit, shortened
 from lightning_fedssl.data.features import (
     FeatureExtractor,
@@ -58,7 +58,6 @@ _OF_SETUP = (
     "strong",
     "backbone",
     "normalize",
-    "resize",
     "max_train_images",
     "max_test_images",
 )
@@ -129,9 +128,6 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
             for pixels from 0 to 1.
         image_size: Side of the images in pixels; for image_folder and a .csv file of images only,
             and needed there, unless the backbone has a size.
-        resize: Side of the square images that the network receives, such as 224 for a pretrained
-            network; views are enlarged or reduced to it (bilinear) when they are made. For 8-bit
-            images.
         max_train_images: Use at most this many training images, balanced over the classes, for a
             quick trial.
         max_test_images: Use at most this many test images, balanced over the classes, for a quick
@@ -178,7 +174,6 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         backbone: Backbone | Callable[..., Any] | None = None,
         normalize: bool | dict[str, list[float]] = True,
         image_size: int | None = None,
-        resize: int | None = None,
         max_train_images: int | None = None,
         max_test_images: int | None = None,
         predict_root: str | None = None,
@@ -203,7 +198,6 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         self.backbone = backbone
         self.normalize = normalize
         self.image_size = image_size
-        self.resize = resize
         self.max_train_images = max_train_images
         self.max_test_images = max_test_images
         self.cache_dir = cache_dir
@@ -216,12 +210,9 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
             self.source.cache_dir = cache_dir
             self.source.task = self.task
             self.spec = self.source.describe()
-        if resize is not None and not (self.spec.pixels and backbone is None):
-            raise ValueError("data.resize is for 8-bit images without data.backbone; leave it out")
-        if self.task.per_pixel and (resize is not None or backbone is not None):
+        if self.task.per_pixel and backbone is not None:
             raise ValueError(
-                "data.resize, data.backbone: a target for every pixel needs the stored pixels; "
-                "leave both out"
+                "data.backbone: a target for every pixel needs the stored pixels; leave it out"
             )
         if isinstance(normalize, dict) and (
             backbone is not None or set(map(len, normalize.values())) != {self.spec.in_shape[0]}
@@ -296,7 +287,7 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         if not isinstance(self.task, Task):
             raise ValueError(f"data.task is {self.task!r}; in Python give an object: MultiLabel()")
         numbers = ("num_clients", "server_batch_size", "client_batch_size", "eval_batch_size")
-        unset = ("image_size", "resize", "max_train_images", "max_test_images")
+        unset = ("image_size", "max_train_images", "max_test_images")
         optional = {"num_labels": "all", **dict.fromkeys(unset)}
         for key in (*numbers, *optional):
             value = getattr(self, key)
@@ -393,8 +384,6 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         """
         if self.backbone is not None:
             return (self._width,)
-        if self.resize is not None:
-            return (self.spec.in_shape[0], self.resize, self.resize)
         return self.spec.in_shape
 
     @cached_property
@@ -454,10 +443,9 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         self._own_hash: str | None = None
         self._partition(seed)
         views = self._views_of_samples()
-        shape = self.spec.in_shape if self.backbone is not None else self.in_shape
         for key, view in (("weak", self.weak), ("strong", self.strong)):
             if not isinstance(view, str):
-                check_view(getattr(views, key), self._train.images[:3], f"data.{key}", shape)
+                check_view(getattr(views, key), self._train.images[:3], f"data.{key}")
         if self.backbone is not None:
             self._replace_by_features()
         self.views = self._make_views()
@@ -679,11 +667,10 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
             return
         device = self.test_labels.device
         files = self.predict_files()
-        shape = self.in_shape if self.backbone is None else self.spec.in_shape
         for start in range(0, len(files), self.eval_batch_size):
             names = files[start : start + self.eval_batch_size]
             paths = [Path(self.predict_root, name) for name in names]
-            images = image_files.read_images(paths, shape, key="data.predict_root")
+            images = image_files.read_images(paths, self.spec.in_shape, key="data.predict_root")
             if self.backbone is not None:
                 images = self._extractor(images)
             unknown = torch.full((len(names),), -1, device=device)
@@ -787,8 +774,7 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
     def _make_views(self, dtype: torch.dtype = torch.float32) -> Views:
         if self.backbone is not None:
             return views_of_features(self.input_normalization, self._extractor.counts, dtype)
-        views = self._views_of_samples(dtype)
-        return views if self.resize is None else resized(views, self.spec.in_shape, self.resize)
+        return self._views_of_samples(dtype)
 
     def _views_of_samples(self, dtype: torch.dtype = torch.float32) -> Views:
         """The views of stored samples, before a backbone or a change of size."""

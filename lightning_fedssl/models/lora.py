@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lightning_fedssl.models.network import InShape, Network
 from lightning_fedssl.storage.optional import optional
@@ -25,6 +26,7 @@ class TimmLoRA(Network):
         rank: r, the rank of the adapters.
         layers: Names of the linear layers or convolutions that get adapters.
         head: The name of the classifier.
+        size: Height and width to which images are resized (bilinear); None leaves them as they are.
         arguments: Further arguments of ``timm.create_model``, such as ``{img_size: 32, patch_size:
             4}``.
         num_classes: Classes of the data.
@@ -40,11 +42,13 @@ class TimmLoRA(Network):
         rank: int = 8,
         layers: Sequence[str] = ("qkv",),
         head: str = "head",
+        size: int | None = None,
         arguments: dict[str, Any] | None = None,
         num_classes: int = 10,
         in_shape: InShape = (3, 224, 224),
     ) -> None:
         super().__init__()
+        self.size = size
         peft = optional("peft")
         network = optional("timm").create_model(
             model_name, num_classes=num_classes, in_chans=in_shape[0], **arguments or {}
@@ -57,5 +61,7 @@ class TimmLoRA(Network):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(batch, num_classes)``."""
+        if self.size is not None:
+            x = F.interpolate(x, (self.size, self.size), mode="bilinear", antialias=True)
         logits: Tensor = self.adapted(x)
         return logits

@@ -16,7 +16,6 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.local_data import LocalData, Views
 from lightning_fedssl.data.partition.base import Dirichlet, FromFile, Shards
-from lightning_fedssl.data.sources.examples import BreastCancer
 from tests.data.helpers import own, samples, set_up
 from tests.toy import ToyData
 
@@ -244,8 +243,6 @@ def test_prepare_data_downloads_only_when_configured(monkeypatch: pytest.MonkeyP
         ({"validation": "train"}, r"data\.validation must be"),
         ({"weak": "much"}, r"data\.weak must be one of auto, flip_crop, crop, none; got much"),
         ({"strong": "much"}, r"data\.strong must be one of auto, fixmatch, semifl"),
-        ({"resize": 0}, r"data\.resize must be a whole number from 1"),
-        ({"resize": 32, "dataset": BreastCancer()}, r"data\.resize is for 8-bit images"),
         ({"normalize": {"mean": [0.5]}}, r"data\.normalize must be true, false, or \{mean"),
         ({"normalize": {"mean": [0.5] * 3, "std": [1.0] * 3}}, r"a mean and a std for each of 1 channels"),
         ({"max_test_images": 0}, r"data\.max_test_images must be"),

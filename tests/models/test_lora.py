@@ -52,6 +52,14 @@ def test_weights_under_the_names_of_timm_go_below_the_adapters(tmp_path: Path) -
     assert all(torch.equal(adapted.get_parameter(name), w) for name, w in before.items())
 
 
+def test_images_get_the_size_of_the_network() -> None:
+    sized = TimmLoRA("vit_tiny_patch16_224", 4, size=8, arguments=SMALL, num_classes=10, in_shape=(1, 4, 4)).eval()
+    torch.nn.init.normal_(sized.get_parameter("adapted.base_model.model.head.modules_to_save.default.weight"))
+    x = torch.rand(3, 1, 4, 4)
+    enlarged = torch.nn.functional.interpolate(x, (8, 8), mode="bilinear", antialias=True)
+    torch.testing.assert_close(sized(x), sized.adapted(enlarged))
+
+
 def test_another_classifier_is_left_out_by_name(tmp_path: Path) -> None:
     plain = timm.create_model("vit_tiny_patch16_224", num_classes=7, in_chans=1, **SMALL)
     save_file(tensors(plain), tmp_path / "vit.safetensors")

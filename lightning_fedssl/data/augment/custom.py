@@ -268,9 +268,7 @@ def views_of(
     return Views(named.plain, weak_view, strong_view, target=still)
 
 
-def check_view(
-    view: ViewFunction, values: Tensor, key: str, in_shape: tuple[int, ...] | None = None
-) -> None:
+def check_view(view: ViewFunction, values: Tensor, key: str) -> None:
     """Refuse a view that changes the shape, is not finite, or depends on more than each sample and
     its key.
 
@@ -278,18 +276,16 @@ def check_view(
         view: The view.
         values: A few stored samples.
         key: ``data.weak`` or ``data.strong``, for the message.
-        in_shape: The shape of a view; that of a stored sample if left out.
 
     Raises:
         ValueError: With the key and the remedy.
     """
-    expected = values.shape if in_shape is None else (len(values), *in_shape)
     keys = sampling.sample_keys(sampling.derive_key(0, "trial of a view"), len(values))
     with torch.random.fork_rng(devices=[]):
         first = view(values, keys)
         second = view(values, keys)
         alone = view(values[:1], keys[:1])
-    if first.shape != expected or not first.is_floating_point() or not first.isfinite().all():
+    if first.shape != values.shape or not first.is_floating_point() or not first.isfinite().all():
         raise ValueError(
             f"{key}: the view of {tuple(values.shape)} is {tuple(first.shape)} {first.dtype}, or "
             "not finite; give "

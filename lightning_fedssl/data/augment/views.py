@@ -11,18 +11,16 @@ any batch, on any rank, on CPU and GPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data.augment import kernels
 from lightning_fedssl.data.augment.randaugment import GREY, POOLS, RandAugment
 from lightning_fedssl.data.datasets import DatasetSpec
-from lightning_fedssl.data.local_data import ViewFunction, Views
+from lightning_fedssl.data.local_data import Views
 
 
 class Stage(Protocol):
@@ -270,22 +268,3 @@ def strong_stages(spec: DatasetSpec, strong: str = "auto", per_pixel: bool = Fal
     if pool.cutout is not None:
         stages.append(Cutout(pool.cutout((spec.in_shape[-2], spec.in_shape[-1])), pool.cutout_grey))
     return stages
-
-
-def resized(views: Views, in_shape: tuple[int, ...], side: int) -> Views:
-    """Views in another size: bilinear interpolation of the finished views, with antialiasing where
-    they become smaller.
-
-    Args:
-        views: The views of stored images.
-        in_shape: Channels, height and width of these.
-        side: Height and width of the result.
-    """
-    sized = {view: partial(_scaled, view, side) for view in (views.plain, views.weak, views.strong)}
-    # A view that is the plain one stays so: it draws no random numbers.
-    larger = side * side / (in_shape[1] * in_shape[2])
-    return Views(sized[views.plain], sized[views.weak], sized[views.strong], larger)
-
-
-def _scaled(view: ViewFunction, side: int, images: Tensor, keys: Tensor) -> Tensor:
-    return F.interpolate(view(images, keys), (side, side), mode="bilinear", antialias=True)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn import functional as F
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data.augment.randaugment import FIXMATCH, Operation, Pool, RandAugment
@@ -19,8 +18,6 @@ from lightning_fedssl.data.augment.views import (
     make_views,
     weak_stages,
 )
-from lightning_fedssl.data.datamodule import FederatedDataModule
-from lightning_fedssl.data.local_data import CHUNK_BYTES
 from tests.data.augment.helpers import MEAN, STD, pictures, spec
 
 ALL_VIEWS = ["weak", "fixmatch", "semifl", "digits", "fedmatch"]
@@ -122,31 +119,6 @@ def test_weak_view_by_data_set(name: str, side: int, flip: bool, padding: int) -
     (stage,) = weak_stages(spec(name, 3, side))
     assert isinstance(stage, FlipCrop)
     assert (stage.flip, stage.padding) == (flip, padding)
-
-
-@pytest.mark.parametrize("side", [4, 8, 20])
-def test_a_batch_in_another_size_is_the_interpolated_view(side: int) -> None:
-    data = FederatedDataModule("digits", resize=side, num_clients=5, weak="crop")
-    stored = FederatedDataModule("digits", num_clients=5, weak="crop")
-    for each in (data, stored):
-        each.setup()
-    assert data.in_shape == (1, side, side)
-    one, other = data.local_data(0, 1), stored.local_data(0, 1)
-    rows = one.unlabeled[:5]
-    for view in ("weak", "strong"):
-        expected = F.interpolate(getattr(other, view)(rows, "x"), (side, side), mode="bilinear", antialias=True)
-        assert torch.equal(getattr(one, view)(rows, "x"), expected)
-    plain = F.interpolate(other.plain(rows), (side, side), mode="bilinear", antialias=True)
-    assert torch.equal(one.plain(rows), plain)
-    images, labels = next(data.evaluation_batches("test"))
-    assert images.shape == (len(labels), 1, side, side)
-    assert one.chunk * 4 * side * side <= CHUNK_BYTES
-
-
-def test_a_large_size_is_made_in_smaller_chunks() -> None:
-    data = FederatedDataModule("digits", resize=224, num_clients=5)
-    data.setup()
-    assert data.local_data(0, 1).chunk == CHUNK_BYTES // (4 * 224 * 224)
 
 
 def test_views_without_augmentation_are_plain() -> None:
