@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,6 +20,7 @@ from lightning_fedssl.algorithms import FL2, SAGE, UDA, FedAvg, FedRGD, FixMatch
 from lightning_fedssl.callbacks import ClientEvaluation, LabelsAlone
 from lightning_fedssl.data import FederatedDataModule, ImageTable, MaskFolders, Table
 from lightning_fedssl.data.augment.views import make_views
+from lightning_fedssl.data.image_files import read_mask
 from lightning_fedssl.export import export, load_network
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.metrics.evaluation import EvaluationMetrics
@@ -409,6 +410,14 @@ def test_masks_in_folders_fit_their_images(tmp_path: Path) -> None:
         MaskFolders(str(tmp_path), 8, ["a", "b", "c"]).load()
     Image.fromarray(np.zeros((4, 6), np.uint8)).save(tmp_path / "test/masks/p00.png")  # half as large
     assert not source.load().test.labels[0].any()
+    turned = Image.fromarray(np.zeros((12, 8, 3), np.uint8))
+    exif = turned.getexif()
+    exif[ExifTags.Base.Orientation] = 6
+    for k, kind in enumerate(("jpg", "tiff")):  # Pillow turns the size of one when it is opened, of the other later
+        turned.save(tmp_path / f"turned.{kind}", exif=exif)
+        larger = np.full((8 * 7 + 4 * k, 12 * 7), 255, np.uint8)  # 4 are lost where the image's side is rounded
+        Image.fromarray(larger).save(tmp_path / "mask.png")
+        assert read_mask(tmp_path / "mask.png", 8, tmp_path / f"turned.{kind}").all()
     Image.fromarray(np.zeros((12, 8), np.uint8)).save(tmp_path / "test/masks/p00.png")
     with pytest.raises(
         ValueError, match=r"p00\.png' is no readable mask \(8 x 12 pixels, and its image .* has 12 x 8\)"

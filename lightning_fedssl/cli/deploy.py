@@ -133,6 +133,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--own_data", action="store_true", help="Every node has data of its own.")
     options, of_fit = parser.parse_known_args(list(arguments))
+    if options.folder.suffix in (".yaml", ".yml"):  # of an option, as in: init --config FILE
+        parser.error(f"FOLDER is missing: deploy {options.action} FOLDER, and then the options")
     if options.action == "demo":
         return run_demo(options.folder)
     write_app(options.folder, of_fit, options.own_data)

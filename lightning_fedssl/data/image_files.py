@@ -256,8 +256,9 @@ def read_mask(path: str | Path, side: int, image: str | Path) -> Tensor:
             ImageOps.exif_transpose(file, in_place=True)
             values = Image.fromarray(np.array(file).astype(np.uint8))
             width, height = _upright_size(image)
-            # Of a mask at another resolution the sides are rounded.
-            if abs(width * values.height - height * values.width) > max(width, height):
+            # Where mask and image differ in resolution, the sides of one of them are rounded.
+            largest = max(width, height, *values.size)
+            if abs(width * values.height - height * values.width) > largest:
                 raise ValueError(
                     f"{values.width} x {values.height} pixels, and its image {str(image)!r} has "
                     f"{width} x {height}"
@@ -271,12 +272,17 @@ def read_mask(path: str | Path, side: int, image: str | Path) -> Tensor:
 
 
 def _upright_size(path: str | Path) -> tuple[int, int]:
-    """Width and height of an image as it is seen, from the head of its file."""
-    from PIL import ExifTags, Image
+    """Width and height of an image as it is seen: from the head of its file, where that says that
+    it is upright.
+    """
+    from PIL import ExifTags, Image, ImageOps
 
     with Image.open(path) as file:
-        turned = file.getexif().get(ExifTags.Base.Orientation, 1) > 4
-        return (file.height, file.width) if turned else file.size
+        # Pillow has turned the size of some formats (TIFF) already: it is known when all is read.
+        if file.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+            file.load()
+            ImageOps.exif_transpose(file, in_place=True)
+        return file.size
 
 
 def _to_rgb(image: Any) -> Any:

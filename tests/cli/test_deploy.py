@@ -79,6 +79,12 @@ def test_init_refuses_what_only_the_simulation_can_run(tmp_path: Path, options: 
     assert not (tmp_path / "app").exists()
 
 
+def test_init_without_a_folder_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["init", "--config", "semifl_digits.yaml"])
+    assert "FOLDER is missing" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("node_config", [{}, {"client": 3}, {"client": -1}])
 def test_a_node_whose_client_does_not_exist_is_refused(tmp_path: Path, node_config: dict[str, Any]) -> None:
     pytest.importorskip("flwr", reason="Flower is not installed: pip install .[flower]")
