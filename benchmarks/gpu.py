@@ -59,12 +59,14 @@ ROUNDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 _STACKED = {"FEDSSL_RECORD": "1", "trainer.clients_at_once": 10}
 _CHANNELS_LAST = {**_STACKED, "trainer.channels_last": True}
+_BF16 = {**_CHANNELS_LAST, "trainer.precision": "bf16-mixed"}
 DESIGNS = {
     "stacked, recorded": _STACKED,
     "stacked": {**_STACKED, "FEDSSL_RECORD": "0"},
     "one by one, recorded": {**_STACKED, "trainer.clients_at_once": 1},
     "stacked, recorded, channels last": _CHANNELS_LAST,
-    "stacked, recorded, bf16, channels last": {**_CHANNELS_LAST, "trainer.precision": "bf16-mixed"},
+    "stacked, recorded, bf16, channels last": _BF16,
+    "one by one, recorded, bf16, channels last": {**_BF16, "trainer.clients_at_once": 1},
 }
 """The ways to train the clients of a round."""
 

@@ -27,6 +27,13 @@ CUDA_STACK = 10
 """Clients in a stack on a CUDA device with ``clients_at_once: auto``: the papers' cohorts, and
 enough to fill it."""
 
+FULL_BATCH = 100_000
+"""Values in a batch from which on ``auto`` does not stack: one client's steps fill a CUDA device.
+
+On one NVIDIA H200 ten stacked clients gain with 31,000 (SemiFL), and lose with 197,000 (FedRGD) and
+393,000 (SAGE; benchmarks/results/gpu_rounds.csv).
+"""
+
 
 class LocalTraining:
     """Trains the clients of each round, with the local trainer that suits method and device.
@@ -36,7 +43,8 @@ class LocalTraining:
 
     Args:
         clients_at_once: Clients trained together; ``auto``: one on a CPU, where stacking gains
-            nothing, and on a CUDA device ten, or all clients of a rank for split learning.
+            nothing, and on a CUDA device as :func:`cuda_stack_size` says, or all clients of a rank
+            for split learning.
         watchers: Names of callbacks that read the working module after each step of a client; with
             one of these, clients train sequentially.
 
@@ -77,7 +85,8 @@ class LocalTraining:
             phase: What they are trained with.
             stacks: The data of this rank's clients, in the stacks of :meth:`stacks`.
         """
-        stacks = self._stacks_of_rank(stacks, phase.fabric.device, CUDA_STACK)
+        auto = cuda_stack_size(stacks[0][0]) if stacks else 1
+        stacks = self._stacks_of_rank(stacks, phase.fabric.device, auto)
         if all(len(stack) == 1 for stack in stacks) or not self._may_stack(phase):
             return sequential.train_clients(phase, chain.from_iterable(stacks))
 
@@ -158,6 +167,16 @@ class LocalTraining:
 def stack_size(clients_at_once: int | Literal["auto"]) -> int:
     """The largest stack on a CPU, where ``auto`` is one client."""
     return 1 if clients_at_once == "auto" else clients_at_once
+
+
+def cuda_stack_size(data: LocalData) -> int:
+    """The clients that ``auto`` stacks on a CUDA device: ten, or one with large batches.
+
+    Args:
+        data: The data of one of them.
+    """
+    values = data.batch_size * data.images.shape[1:].numel()
+    return CUDA_STACK if values < FULL_BATCH else 1
 
 
 def _scales_loss(fabric: Fabric) -> bool:

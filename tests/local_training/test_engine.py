@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from torch.nn import functional as F
 
 from lightning_fedssl.algorithm import JointStep
 from lightning_fedssl.algorithms import FedAvg, SemiFL, SemiSFL
+from lightning_fedssl.local_training.engine import cuda_stack_size
 from lightning_fedssl.models import MLP
 from tests.algorithms.helpers import toy_semi_sfl
+from tests.local_training.helpers import clients_of
 from tests.toy import ToyData, assert_same, labeled_clients, sgd, toy_semifl, toy_trainer, weights
 
 
@@ -66,6 +69,13 @@ def test_auto_on_a_cpu_trains_one_client_after_another(tmp_path: Path) -> None:
         found[at_once] = weights(algorithm)
     assert_same(found["auto"], found[1])
     assert any(not torch.equal(t, found[3][name]) for name, t in found[1].items())
+
+
+@pytest.mark.parametrize(("batch_size", "side", "stacked"), [(10, 32, 10), (64, 28, 10), (64, 32, 1), (4, 224, 1)])
+def test_auto_on_a_gpu_stacks_small_batches(batch_size: int, side: int, stacked: int) -> None:
+    images = torch.zeros(1, 3 if side > 28 else 1, side, side, dtype=torch.uint8)
+    data = replace(clients_of()[0], images=images, batch_size=batch_size)
+    assert cuda_stack_size(data) == stacked
 
 
 class OfOneNumber(FedAvg):
