@@ -6,7 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
@@ -23,7 +23,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.functional.by_name import below
-from lightning_fedssl.local_training import LocalTraining
+from lightning_fedssl.local_training import ClientsAtOnce, LocalTraining
 from lightning_fedssl.metrics.rounds import Counter, MetricCollector, Metrics, as_tensors
 from lightning_fedssl.round import Round
 from lightning_fedssl.state import Direction
@@ -84,7 +84,7 @@ class Run(ABC):
 
     max_rounds: int
     given_clients_per_round: int | None
-    clients_at_once: int | Literal["auto"]
+    clients_at_once: ClientsAtOnce
     precision: str
     dtype: torch.dtype
     channels_last: bool

@@ -108,11 +108,14 @@ class Recorded:
         self, inputs: dict[str, Tensor], count: Tensor
     ) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Values]:
         """The graph, the tensors that it reads, and those that it writes."""
+        device = count.device
+        if torch.cuda.memory_reserved(device) > 3 * torch.cuda.max_memory_allocated(device):
+            torch.cuda.empty_cache()  # of earlier graphs, which other processes could not use
         own = mapped(Tensor.clone, inputs)
         count = count.clone()
         graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream(count.device)
-        stream.wait_stream(torch.cuda.current_stream(count.device))
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             graph.capture_begin()
             try:

@@ -23,6 +23,8 @@ from lightning_fedssl.state import ClientUpdate
 
 _log = logging.getLogger(__name__)
 
+ClientsAtOnce = int | Literal["auto"]
+
 CUDA_STACK = 10
 """Clients in a stack on a CUDA device with ``clients_at_once: auto``: the papers' cohorts, and
 enough to fill it."""
@@ -54,7 +56,7 @@ class LocalTraining:
     """
 
     def __init__(
-        self, clients_at_once: int | Literal["auto"] = "auto", watchers: Sequence[str] = ()
+        self, clients_at_once: ClientsAtOnce = "auto", watchers: Sequence[str] = ()
     ) -> None:
         self.clients_at_once = clients_at_once
         self.watchers = watchers
@@ -164,7 +166,7 @@ class LocalTraining:
         self.refusal = reason
 
 
-def stack_size(clients_at_once: int | Literal["auto"]) -> int:
+def stack_size(clients_at_once: ClientsAtOnce) -> int:
     """The largest stack on a CPU, where ``auto`` is one client."""
     return 1 if clients_at_once == "auto" else clients_at_once
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from lightning.fabric import Fabric
@@ -27,7 +27,7 @@ from lightning_fedssl.functional.by_name import taken
 from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.interop.lightning_names import LightningNames
-from lightning_fedssl.local_training import LocalTraining, stack_size
+from lightning_fedssl.local_training import ClientsAtOnce, LocalTraining, stack_size
 from lightning_fedssl.metrics.evaluation import EvaluationMetrics, MetricFactory, MetricName
 from lightning_fedssl.metrics.rounds import Counter, MetricCollector, Metrics
 from lightning_fedssl.round import Round
@@ -152,7 +152,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         *,
         max_rounds: int = 100,
         clients_per_round: int | None = None,
-        clients_at_once: int | Literal["auto"] = "auto",
+        clients_at_once: ClientsAtOnce = "auto",
         accelerator: str = "auto",
         devices: int | list[int] | str | None = None,
         strategy: str | Strategy = "auto",

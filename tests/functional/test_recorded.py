@@ -95,6 +95,21 @@ def test_a_number_of_the_host_that_changes_is_not_recorded(replays: list[Graph])
     assert not replays
 
 
+@pytest.mark.parametrize(("reserved", "given_back"), [(3, 0), (4, 2)])
+def test_memory_of_earlier_recordings_is_given_back(
+    replays: list[Graph], monkeypatch: pytest.MonkeyPatch, reserved: int, given_back: int
+) -> None:
+    """Before each of two recordings, if three times the most that was ever in use is kept."""
+    calls: list[None] = []
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(None))
+    call = running_sum(torch.zeros((), device="cuda"))
+    for number in range(10):
+        call({"x": EmulatedTensor(torch.rand(2 + number % 2))}, number)
+    assert len(calls) == given_back
+
+
 def test_batch_norm_is_measured_by_a_recording(replays: list[Graph]) -> None:
     network = CNN(num_classes=3, in_shape=(1, 8, 8), width=4, norm="static_batch")
     batches = [torch.rand(6, 1, 8, 8) for _ in range(5)]
