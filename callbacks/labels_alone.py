@@ -75,8 +75,7 @@ class LabelsAlone(FederatedCallback):
         if stage == "fit" and trainer.datamodule.label_location != "server":
             raise ValueError(
                 "LabelsAlone trains the server's labels, and data.label_location is clients: "
-                "leave it out of "
-                "trainer.callbacks"
+                "leave it out of trainer.callbacks (--trainer.callbacks [] has none)"
             )
 
     def on_server_batch_end(self, trainer: Run, algorithm: FederatedAlgorithm, step: int) -> None:

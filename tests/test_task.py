@@ -396,10 +396,12 @@ def mask_folders(root: Path) -> None:
 
 def test_masks_in_folders_fit_their_images(tmp_path: Path) -> None:
     mask_folders(tmp_path)
+    (tmp_path / "train/masks/p11.heic").touch()
     (tmp_path / "train").rename(tmp_path / "Train")
     source = MaskFolders(str(tmp_path), 8, ["ground", "bright"])
     spec, train, test, _ = source.load()
     assert (spec.num_classes, spec.class_names, len(train.images)) == (2, ("ground", "bright"), 12)
+    assert "left out: .heic (1)" in source.reading.warnings[0]
     assert (train.labels[-1] == -1).all()
     for images, masks in ((train.images[:11], train.labels[:11]), (test.images, test.labels)):
         assert torch.equal((images[:, 0] > 100).long(), masks)
@@ -408,6 +410,17 @@ def test_masks_in_folders_fit_their_images(tmp_path: Path) -> None:
     Image.fromarray(np.full((8, 12), 7, np.uint8)).save(tmp_path / "test/masks/p00.png")
     with pytest.raises(ValueError, match=r"p00\.png' has the value 7, and there are 3 class_names"):
         MaskFolders(str(tmp_path), 8, ["a", "b", "c"]).load()
+    border = np.zeros((8, 12), np.uint8)
+    border[:, 4:6], border[:, 6:] = 255, 1
+    Image.fromarray(border).save(tmp_path / "test/masks/p00.png")
+    assert source.load().test.labels[0, 0].tolist() == [0, 0, -1, -1, 1, 1, 1, 1]
+    border[0, 4] = 3  # of a border that was smoothed
+    Image.fromarray(border).save(tmp_path / "test/masks/p00.png")
+    with pytest.raises(ValueError, match="has the value 3, and there are 2 class_names"):
+        source.load()
+    Image.fromarray(border).save(tmp_path / "mask.jpg")
+    with pytest.raises(ValueError, match="unlike JPEG"):
+        read_mask(tmp_path / "mask.jpg", 8, tmp_path / "test/images/p00.png")
     Image.fromarray(np.zeros((4, 6), np.uint8)).save(tmp_path / "test/masks/p00.png")  # half as large
     assert not source.load().test.labels[0].any()
     turned = Image.fromarray(np.zeros((12, 8, 3), np.uint8))

@@ -126,12 +126,17 @@ class FeatureExtractor:
             self.backbone.to(device).eval()
         with torch.inference_mode():
             x = view(samples, keys).to(device)
-            features = self.backbone(x)
+            try:
+                features = self.backbone(x)
+            except Exception as error:  # whatever a network raises
+                raise ValueError(
+                    f"data.backbone does not take samples {tuple(x.shape)}: {error}; choose "
+                    "another one, or its arguments (such as size: 224)"
+                ) from error
         if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(x):
             raise ValueError(
-                f"data.backbone: {type(self.backbone).__name__} must return a tensor (samples, "
-                f"features) for {tuple(x.shape)}; it gave "
-                f"{tuple(features.shape) if isinstance(features, Tensor) else type(features)}"
+                "data.backbone must return a tensor (samples, features); it gave "
+                f"{getattr(features, 'shape', type(features))}"
             )
         return features.float().cpu()
 

@@ -179,7 +179,7 @@ def visible_folders(root: Path, left_out: Counter[str] | None = None) -> list[Pa
         if entry.is_dir():
             folders.append(entry)
         elif _is_visible(entry.name):
-            left_out[f"{entry.suffix.lower() or 'files'} beside class folders"] += 1
+            left_out[f"files {entry.suffix.lower()} beside class folders"] += 1
     above = {root.resolve(), *root.resolve().parents}
     return [root / name for name in _entered(folders, above, left_out)]
 
@@ -251,8 +251,11 @@ def read_mask(path: str | Path, side: int, image: str | Path) -> Tensor:
     try:
         with Image.open(path) as file:
             file.load()
-            if file.mode not in ("1", "L", "P"):
-                raise ValueError(f"mode {file.mode}: a mask has one 8-bit number for each pixel")
+            if file.mode not in ("1", "L", "P") or file.format == "JPEG":
+                raise ValueError(
+                    f"mode {file.mode}: a mask has one 8-bit number for each pixel, in a format "
+                    "that keeps it, unlike JPEG"
+                )
             ImageOps.exif_transpose(file, in_place=True)
             values = Image.fromarray(np.array(file).astype(np.uint8))
             width, height = _upright_size(image)

@@ -163,9 +163,8 @@ class RandomKernels(Backbone):
         """Draw the kernels for series of this shape; those of equal form are one convolution."""
         if x.ndim != 3 or x.shape[2] < SHORTEST_SERIES:
             raise ValueError(
-                "data.backbone: RandomKernels takes series (channels, time) of at least "
-                f"{SHORTEST_SERIES} steps, and samples are {tuple(x.shape[1:])}; "
-                "data.dataset: Arrays reads such arrays from a .npz file"
+                f"it takes series (channels, time) of at least {SHORTEST_SERIES} steps, which "
+                "data.dataset: Arrays reads from a .npz file"
             )
         generator = torch.Generator().manual_seed(self.seed)
         drawn: dict[tuple[int, int, int], list[tuple[Tensor, Tensor]]] = {}

@@ -41,6 +41,11 @@ class Counting(Quarters):
         return super().forward(x)
 
 
+class Refusing(Counting):
+    def forward(self, x: Tensor) -> Tensor:
+        raise AssertionError("Wrong height")
+
+
 def data_of(backbone: Any, **kwargs: Any) -> ToyData:
     data = ToyData(backbone=backbone, max_train_images=60, max_test_images=30, **kwargs)
     data.setup()
@@ -81,8 +86,13 @@ def test_features_are_read_from_the_cache_unless_something_changed(tmp_path: Pat
 
 
 def test_a_number_of_samples_that_the_backbone_changes_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data\.backbone: function must return a tensor"):
+    with pytest.raises(ValueError, match=r"data\.backbone must return a tensor"):
         ToyData(backbone=lambda x: x).setup()
+
+
+def test_a_backbone_that_does_not_take_the_samples_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"data\.backbone does not take samples .*Wrong height"):
+        ToyData(backbone=Refusing()).setup()
 
 
 def test_own_images_take_mean_and_deviation_of_a_pretrained_network() -> None:
@@ -128,7 +138,7 @@ def test_random_kernels_are_convolutions_of_the_series() -> None:
             expected.append((torch.stack(y) > 0).float().mean(0))
         assert torch.allclose(found.T.sort(dim=0).values, torch.stack(expected).sort(dim=0).values, atol=0.03)
     assert torch.equal(RandomKernels(kernels=100)(x)[:, 200:], x.flatten(1).repeat(1, 2))  # about as many
-    with pytest.raises(ValueError, match=r"at least 12 steps, and samples are \(2, 8\)"):
+    with pytest.raises(ValueError, match="at least 12 steps"):
         RandomKernels()(x[:, :, :8])
 
 

@@ -149,10 +149,11 @@ class Datasets(DataSource):
 
     def _warn_of_layout(self, shape: tuple[int, ...]) -> None:
         """Names samples that may be images in another layout."""
-        if len(shape) in (2, 3) and shape[0] == shape[1] >= 8 and shape[-1] <= shape[0]:
+        if len(shape) in (2, 3) and shape[-2] == shape[0] >= max(8, shape[-1]):
             self.reading.warn(
                 f"samples of shape {shape} have {shape[0]} channels; images are (channels, height, "
-                "width): x[:, None] for grey ones, x.permute(0, 3, 1, 2) where channels come last"
+                "width): x[:, None] for grey ones, x.permute(0, 3, 1, 2) where channels come last; "
+                "signals are (channels, time): x.transpose(1, 2) where time comes first"
             )
 
     def _training_ids(self) -> list[Any] | None:
@@ -287,7 +288,7 @@ def _read(part: str, dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
             f"data.dataset: {part} is {type(dataset).__name__}; give a data set with samples, or "
             "tensors"
         )
-    if isinstance(dataset, TensorDataset):
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) < 3:
         samples = dataset.tensors[0]
         labels = dataset.tensors[-1]
     else:

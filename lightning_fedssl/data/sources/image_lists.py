@@ -343,7 +343,8 @@ class MaskFolders(ImageList):
 
     Images in ``root/unlabeled``, and training images without a mask, have none. A mask is resized
     and cropped as its image is, without interpolation. Its values are the numbers of the classes,
-    and 255 marks pixels that do not count; with two classes every value above 0 is the second one.
+    and 255 marks pixels that do not count; with two classes, in a mask without a 1, every value
+    above 0 is the second one.
 
     Args:
         root: The folder.
@@ -367,7 +368,10 @@ class MaskFolders(ImageList):
         return self._of_parts(self._with_masks)
 
     def _with_masks(self, folder: Path) -> list[ListedImage]:
-        masks = {path.stem: str(path) for path in image_files(folder / "masks", "data.dataset")}
+        masks = {
+            path.stem: str(path)
+            for path in image_files(folder / "masks", "data.dataset", self._left_out)
+        }
         images = image_files(folder / "images", "data.dataset", self._left_out)
         bare = [path for path in images if path.stem not in masks]
         if bare and part_of(folder.name) != "train":
@@ -386,13 +390,13 @@ class MaskFolders(ImageList):
         for mask, image in zip(masks, images, strict=True):
             if image.label:
                 values = read_mask(image.label, side, image.path)
-                if count == 2:
-                    values = (values > 0).long()
+                if count == 2 and 1 not in values:
+                    values.clamp_(max=1)
                 mask.copy_(torch.where(values == 255, -1, values))
-                if (wrong := mask >= count).any():
+                if (largest := int(mask.max())) >= count:
                     raise ValueError(
-                        f"data.dataset: {image.label!r} has the value {int(mask[wrong][0])}, and "
-                        f"there are {count} class_names; a mask holds 0 to {count - 1}, or 255"
+                        f"data.dataset: {image.label!r} has the value {largest}, and there are "
+                        f"{count} class_names; a mask holds their numbers, from 0, or 255"
                     )
         return masks
 

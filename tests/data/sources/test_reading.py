@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from lightning_fedssl.callbacks import RoundProgress
 from lightning_fedssl.data import Datasets, FederatedDataModule, ImageFolder, ImageTable, SiteFolders, Table
@@ -206,6 +206,22 @@ def test_items_of_other_kinds_are_refused_with_the_remedy(item: Callable[[int], 
         Datasets(Given(item), samples((5,))).load()
 
 
+def test_tensors_beside_samples_and_labels_are_refused() -> None:
+    labels = torch.arange(40) % 2
+    with pytest.raises(ValueError, match=r"data.dataset: train\[0\] .*got 3 values"):
+        Datasets(TensorDataset(torch.ones(40, 5), labels, 1 - labels), samples((5,))).load()
+
+
+@pytest.mark.parametrize(
+    ("shape", "named"),
+    [((8, 8), True), ((128, 9), True), ((12, 12, 5), True), ((9, 128), False), ((64, 7, 7), False), ((5, 5), False)],
+)
+def test_samples_that_may_be_in_another_layout_are_named(shape: tuple[int, ...], named: bool) -> None:
+    source = Datasets(samples(shape), samples(shape))
+    source.load()
+    assert any(f"have {shape[0]} channels" in warning for warning in source.reading.warnings) == named
+
+
 def test_a_data_set_that_seeds_its_draws_is_read() -> None:
     def seeded(index: int) -> Any:
         torch.manual_seed(index)
@@ -262,7 +278,7 @@ def unlabeled(root: str) -> int:
         (["unlabeled/0.jpg", "unlabeled/@eaDir/0.jpg"], 1, "left out: @eaDir/ (1)"),
         (["unlabeled/0.jpg", "unlabeled/sub/__MACOSX/0.jpg"], 1, "left out: __MACOSX/ (1)"),
         (["unlabeled/0.jpg", "unlabeled/0_thumb.jpg"], 1, "left out: thumbnails (1)"),
-        (["train/0.png"], 0, "left out: .png beside class folders (1)"),
+        (["train/0.png"], 0, "left out: files .png beside class folders (1)"),
         (["train/@eaDir/a/0.png"], 0, "left out: @eaDir/ (1)"),
         (["masks/0.png"], 0, "left out: masks/ (1)"),
     ],
@@ -274,6 +290,7 @@ def test_what_a_phone_and_a_disk_add_is_left_out_with_a_word(
     data = set_up(ImageFolder(root, 8), validation=0)
     assert (unlabeled(root), data.class_names) == (found, ("a", "b"))
     assert f"! photos; {line}" in data.reading.summary()
+    assert ("convert images" in data.reading.summary()) == ("left out: ." in line)
     assert [record.levelname for record in caplog.records if line in record.message] == ["WARNING"]
 
 
