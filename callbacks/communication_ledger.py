@@ -54,6 +54,9 @@ class Entry:
 Key = tuple[str, str]
 """A direction and a tensor's name."""
 
+Transfers = dict[Key, list[tuple[int, int]]]
+"""Client and bytes of every transfer."""
+
 
 class CommunicationLedger(FederatedCallback):
     """Writes a ledger of all tensors that clients and server exchange into the run folder, when the
@@ -74,7 +77,7 @@ class CommunicationLedger(FederatedCallback):
         """Forget an earlier run."""
         self.entries: dict[Key, Entry] = {}
         self._before: dict[Key, Entry] = {}
-        self._sent: dict[Key, list[tuple[int, int]]] = defaultdict(list)
+        self._sent: Transfers = defaultdict(list)
         self._round_index = -1
 
     def on_transfer(
@@ -128,7 +131,7 @@ class CommunicationLedger(FederatedCallback):
         ranks.
         """
         self._begin(trainer.round_index)
-        sent: dict[Key, list[tuple[int, int]]] = defaultdict(list)
+        sent: Transfers = defaultdict(list)
         for of_rank in trainer.gather(dict(self._sent)):
             for key, transfers in of_rank.items():
                 sent[key] += transfers

@@ -17,6 +17,7 @@ from lightning_fedssl.callbacks.simple_classifiers import (
     accuracy_error,
     simple_answers,
 )
+from lightning_fedssl.data.datasets import plural
 from lightning_fedssl.functional.by_name import mapped
 from lightning_fedssl.task import Classification
 
@@ -50,8 +51,8 @@ class LabelsAlone(FederatedCallback):
     with the clients' samples if :func:`estimate_gain` is above 0, else that of the labels alone;
     ``chosen/accuracy`` is its test accuracy.
 
-    It needs labels at the server, and costs the server's share of the run once more. In a run of
-    ``Supervised``, or one that was interrupted, it does nothing.
+    It costs the server's share of the run once more. With labels at the clients (of which it
+    warns), in a run of ``Supervised``, or one that was interrupted, it does nothing.
 
     Args:
         expected_gain: What the clients' samples are expected to add to the accuracy, before any
@@ -71,12 +72,9 @@ class LabelsAlone(FederatedCallback):
         self.lines: list[str] = []
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Refuse labels at the clients: a server without labels has no bound."""
+        """Warn of labels at the clients: a server without labels has no bound."""
         if stage == "fit" and trainer.datamodule.label_location != "server":
-            raise ValueError(
-                "LabelsAlone trains the server's labels, and data.label_location is clients: "
-                "leave it out of trainer.callbacks (--trainer.callbacks [] has none)"
-            )
+            _log.warning("LabelsAlone does nothing: data.label_location is clients")
 
     def on_server_batch_end(self, trainer: Run, algorithm: FederatedAlgorithm, step: int) -> None:
         """Count the steps of the server."""
@@ -145,7 +143,7 @@ class LabelsAlone(FederatedCallback):
         self.lines.append(
             f"export takes {model}: estimated gain by the clients {100 * gain:+.1f} points "
             f"(standard error {100 * error:.1f}), of {100 * self.expected_gain:+.1f} expected and "
-            f"{count} validation samples"
+            f"{plural(count, 'validation sample')}"
         )
 
     def _compare(self, trainer: Run) -> None:
@@ -160,18 +158,20 @@ class LabelsAlone(FederatedCallback):
             trainer.log_metrics({f"simple/{answer.name.replace(' ', '_')}": answer.accuracy})
             names.append(f"{answer.name} {100 * answer.accuracy:.1f} %")
         alone, accuracy = float(measured["bound/accuracy"]), float(measured["test/accuracy"])
-        noun, count, best = data.spec.noun, len(data.test_labels), alone
+        noun, count = data.spec.noun, len(data.test_labels)
+        best, name = alone, "the labels alone"
         if answers:
             first = answers[0]  # chosen by the labels: a choice by test samples would flatter it
-            best = max(alone, first.accuracy)
+            best, name = max((alone, name), (first.accuracy, first.name))
             self.lines += [
                 f"simple answers: {', '.join(names)}; always the largest class {100 * most:.1f} %",
                 f"best of them by cross-validation over the {len(data.split.server_labeled)} "
-                f"labels ({100 * first.estimate:.0f} %, standard error {100 * first.error:.0f} "
-                f"points): {first.name} {100 * first.accuracy:.1f} % (export does not write it: "
-                f"fit scikit-learn's yourself); with the clients' {noun}s {100 * accuracy:.1f} %",
+                f"labels ({100 * first.estimate:.0f} %, standard error "
+                f"{plural(round(100 * first.error), 'point')}): {first.name} "
+                f"{100 * first.accuracy:.1f} % (export does not write it: fit scikit-learn's "
+                f"yourself); with the clients' {noun}s {100 * accuracy:.1f} %",
             ]
-        advice = next_step(best, accuracy, count, export_command(trainer))
+        advice = next_step(name, best, accuracy, count, export_command(trainer))
         if data.spec.pixels and data.backbone is None:
             advice += "; for photographs try presets/pretrained_images.yaml first"
         self.lines += [verdict(alone, accuracy, count, noun), f"next: {advice}"]
@@ -196,11 +196,12 @@ def difference_error(one: float, other: float, samples: int) -> float:
     return samples * math.hypot(accuracy_error(one, samples), accuracy_error(other, samples))
 
 
-def next_step(best: float, accuracy: float, samples: int, command: str) -> str:
+def next_step(name: str, best: float, accuracy: float, samples: int, command: str) -> str:
     """What to do after a run.
 
     Args:
-        best: The higher test accuracy of those without the clients' samples, from 0 to 1.
+        name: What is best without the clients' samples.
+        best: Its test accuracy, from 0 to 1.
         accuracy: That with them.
         samples: Test samples.
         command: What exports the model.
@@ -208,10 +209,13 @@ def next_step(best: float, accuracy: float, samples: int, command: str) -> str:
     gain = samples * (accuracy - best)
     error = difference_error(best, accuracy, samples)
     if abs(gain) < 2 * error:
-        return "a difference below two standard errors: repeat with --seed_everything 1, 2, ..."
+        return (
+            f"from {name} a difference below two standard errors: repeat with --seed_everything 1, "
+            "2, ..."
+        )
     if gain > 0:
         return f"{command} writes the model"
-    return "label more: the clients' samples do not help here"
+    return f"use {name} or label more: the clients' samples do not help here"
 
 
 def verdict(bound: float, accuracy: float, images: int, noun: str) -> str:
@@ -231,7 +235,7 @@ def verdict(bound: float, accuracy: float, images: int, noun: str) -> str:
     return (
         f"labels alone {100 * bound:.1f} %, with the clients' {noun}s {100 * accuracy:.1f} %: "
         f"{found if gain else 'no difference on'} {images} test {noun}s "
-        f"(standard error {difference_error(bound, accuracy, images):.0f} {noun}s)"
+        f"(standard error {plural(round(difference_error(bound, accuracy, images)), noun)})"
     )
 
 

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.labels_alone import LabelsAlone, export_command
 from lightning_fedssl.callbacks.simple_classifiers import accuracy_error
+from lightning_fedssl.data.datasets import plural
 from lightning_fedssl.functional.by_name import below
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ def result_parts(
     if samples:
         error = samples * accuracy_error(accuracy, samples)
         parts[0] += (
-            f" ({samples * accuracy:.0f} of {samples} {noun}s, standard error {error:.0f} {noun}s)"
+            f" ({samples * accuracy:.0f} of {plural(samples, noun)}, standard error "
+            f"{plural(round(error), noun)})"
         )
     if f"{stage}/loss" in metrics:
         parts.append(f"{title} loss {metrics[f'{stage}/loss']:.4f}")
@@ -157,7 +159,7 @@ class RoundProgress(FederatedCallback):
             return
         terminal = sys.stdout.isatty()
         if self.of and not terminal:
-            trainer.print(f"training the {self.of}: {trainer.max_rounds} rounds")
+            trainer.print(f"training the {self.of}: {plural(trainer.max_rounds, 'round')}")
         self._parts = []
         self._bar = tqdm(
             total=trainer.max_rounds, initial=trainer.round_index, miniters=0, smoothing=0,
@@ -216,7 +218,7 @@ class RoundProgress(FederatedCallback):
         if not trainer.log_dir:
             return
         trainer.print(f"run folder: {trainer.log_dir}")
-        compared = any(isinstance(callback, LabelsAlone) for callback in trainer.callbacks)
+        compared = any(isinstance(own, LabelsAlone) and own.chosen for own in trainer.callbacks)
         if trainer.state.status != TrainerStatus.INTERRUPTED and not compared:
             trainer.print(f"next: {export_command(trainer)} writes the model")
 

@@ -254,6 +254,10 @@ def _copy_into(target: State, source: State) -> None:
             torch._foreach_copy_([target[name] for name in source], list(source.values()))
 
 
+Places = dict[str, tuple[dict[str, Any], str]]
+"""By a tensor's name, the dictionary of its layer that holds it, and its key there."""
+
+
 class LiveTensors:
     """The weights and buffers of a module by name. The names are found once, the tensors at every
     call.
@@ -267,8 +271,8 @@ class LiveTensors:
 
     def __init__(self, module: nn.Module) -> None:
         layers = dict(module.named_modules())
-        self._parameters: dict[str, tuple[dict[str, Any], str]] = {}
-        self._buffers: dict[str, tuple[dict[str, Any], str]] = {}
+        self._parameters: Places = {}
+        self._buffers: Places = {}
         for name in tensors_of(module):
             path, _, key = name.rpartition(".")
             layer = layers[path]

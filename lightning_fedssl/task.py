@@ -412,7 +412,7 @@ class MultiLabel(Task):
         wrong = (targets != 0) & (targets != 1) & (targets != -1)
         if least == 0:  # a sample without any label is of no use
             wrong |= (targets < 0).all(dim=-1, keepdim=True)
-        if targets.dim() != 2 or targets.shape[1] != num_classes or wrong.any():
+        if targets.shape[1:] != (num_classes,) or wrong.any():
             raise _refusal(
                 f"{who}: MultiLabel (data.task) needs 0 or 1 for each of {num_classes} classes of "
                 "every sample, and -1 for what is not known beside others",
@@ -504,9 +504,10 @@ class Regression(Task):
     def checked(self, targets: Tensor, num_classes: int, who: str, least: int = 0) -> Tensor:
         """See the base class."""
         wrong = targets.isinf() if least < 0 else ~targets.isfinite()
-        if targets.dim() != 2 or targets.shape[1] != num_classes or wrong.any():
+        if targets.shape[1:] != (num_classes,) or wrong.any():
             raise _refusal(
-                f"{who}: Regression (data.task) needs {num_classes} finite numbers a sample",
+                f"{who}: Regression (data.task) takes columns of a CSV file by label_columns, not "
+                f"label_column, and needs {num_classes} finite numbers a sample",
                 targets,
                 wrong,
             )

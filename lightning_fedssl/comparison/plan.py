@@ -84,6 +84,9 @@ Resolve = Callable[[SuiteEntry, Sequence[Keys]], Resolved]
 """Reads the configurations of an entry and applies mappings of overrides; raises ValueError that
 names the entry."""
 
+Drawn = dict[tuple[str, ...], tuple[str, str]]
+"""Hash of the partition and hash of the samples, by the keys that both depend on."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -146,7 +149,7 @@ def plan(suite: Suite, resolve: Resolve, folder: Path) -> list[Run]:
             resolved.append((group, entry, one))
             tasks[entry.label] = one.datamodule.task
     check_metric(suite, tasks)
-    drawn: dict[tuple[str, ...], tuple[str, str]] = {}
+    drawn: Drawn = {}
     latest: dict[tuple[str, ...], FederatedDataModule] = {}
     runs = []
     for seed in suite.seeds:
@@ -277,7 +280,7 @@ def _run(
     entry: SuiteEntry,
     seed: int,
     resolved: Resolved,
-    drawn: dict[tuple[str, ...], tuple[str, str]],
+    drawn: Drawn,
     latest: dict[tuple[str, ...], FederatedDataModule],
     folder: Path,
 ) -> Run:

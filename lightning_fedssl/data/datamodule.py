@@ -20,10 +20,9 @@ from lightning_fedssl import sampling
 from lightning_fedssl.data import datasets, image_files
 from lightning_fedssl.data.augment.custom import BatchView, check_view, views_of
 from lightning_fedssl.data.augment.views import STRONG, WEAK
-from lightning_fedssl.data.datasets import ImageSplit, shortened
+from lightning_fedssl.data.datasets import ImageSplit, Moments, shortened
 from lightning_fedssl.data.features import (
     FeatureExtractor,
-    Moments,
     views_of_features,
 )
 from lightning_fedssl.data.held_out import choose_rows, limit_test

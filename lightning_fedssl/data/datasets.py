@@ -13,7 +13,6 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
-import pickle
 import re
 import string
 from dataclasses import dataclass, replace
@@ -24,6 +23,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+Moments = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and standard deviation by channel or feature."""
 
 
 @dataclass(frozen=True)
@@ -193,16 +195,6 @@ _SOURCES = {
     ),
 }
 
-_READ_ERRORS = (
-    RuntimeError,
-    OSError,
-    ValueError,
-    AssertionError,
-    EOFError,
-    KeyError,
-    pickle.UnpicklingError,
-)
-
 
 def canonical_name(name: str) -> str:
     """The canonical name of a data set; case, hyphens, underscores and blanks do not count.
@@ -224,6 +216,11 @@ def canonical_name(name: str) -> str:
         f"{', '.join(known)}, a .csv or .npz file that exists, or a class such as Datasets or "
         "ImageTable"
     )
+
+
+def plural(count: int, noun: str) -> str:
+    """A number and what is counted: ``1 core``, ``2 cores``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def shortened(value: object) -> str:
@@ -304,7 +301,7 @@ def _read_torchvision(
     reader = getattr(importlib.import_module("torchvision.datasets"), source.class_name)
     try:
         data = reader(root=str(root), download=download, **arguments)
-    except _READ_ERRORS as error:
+    except Exception as error:  # a damaged file raises what its reader happens to meet
         remedy = (
             "the download failed: check the network and the free space, or place the files there "
             "yourself"

@@ -14,11 +14,9 @@ from tqdm import tqdm
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data.augment.views import Normalize
+from lightning_fedssl.data.datasets import Moments
 from lightning_fedssl.data.local_data import ViewFunction, Views
 from lightning_fedssl.storage.files import write_once
-
-Moments = tuple[tuple[float, ...], tuple[float, ...]]
-"""Mean and standard deviation by channel or feature."""
 
 NUMBER_OF_VIEWS = 2
 """Weak views of a sample, and as many strong ones."""

@@ -7,16 +7,17 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from lightning_fedssl.data.image_files import RESAMPLING
+from lightning_fedssl.functional.by_name import first_number
 from lightning_fedssl.storage.named_value import NotNamedError, named_value, named_values
 from lightning_fedssl.version import __version__
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.datamodule import FederatedDataModule
+    from lightning_fedssl.data.datasets import Moments
 
 Description = dict[str, Any]
 """Plain values under the keys that :func:`describe_model` documents."""
@@ -102,8 +103,7 @@ def dtype_of(module: nn.Module) -> str:
     Args:
         module: The module.
     """
-    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-    return str(dtype).removeprefix("torch.")
+    return str(first_number(module.parameters()).dtype).removeprefix("torch.")
 
 
 def citation(algorithm: type[FederatedAlgorithm]) -> str:
@@ -116,7 +116,7 @@ def citation(algorithm: type[FederatedAlgorithm]) -> str:
     return " ".join(" ".join(doc.split("\n\n")[:2]).split())
 
 
-def _by_name(moments: tuple[tuple[float, ...], tuple[float, ...]]) -> dict[str, list[float]]:
+def _by_name(moments: Moments) -> dict[str, list[float]]:
     return {"mean": list(moments[0]), "std": list(moments[1])}
 
 

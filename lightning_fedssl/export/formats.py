@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lightning_fedssl.export.description import Description
 from lightning_fedssl.export.model_card import model_card
 from lightning_fedssl.export.model_file import save_model
+from lightning_fedssl.functional.by_name import first_number
 from lightning_fedssl.storage.files import write_bytes
 from lightning_fedssl.storage.optional import optional
 
@@ -45,7 +46,7 @@ class NormalizedNetwork(nn.Module):
         super().__init__()
         self.network = network
         self.unit = dict(unit or {})
-        weight = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
+        weight = first_number(network.parameters())
         for name, values in (("mean", mean), ("std", std)):
             tensor = torch.tensor(values, dtype=weight.dtype, device=weight.device)
             self.register_buffer(name, tensor.reshape(-1, *[1] * (dimensions - 1)))

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from lightning_fedssl.export.description import Description, dtype_of
-from lightning_fedssl.functional.by_name import mapped, only
+from lightning_fedssl.functional.by_name import first_number, mapped, only
 from lightning_fedssl.functional.device_copies import on_cpu
 from lightning_fedssl.models import build_network
 from lightning_fedssl.storage.files import as_json, write_bytes
@@ -88,7 +87,7 @@ def load_network(folder: str | Path, trust: Sequence[str] = ()) -> tuple[nn.Modu
             f"{text} is damaged, or no description of a network ({error!r}): export the run again"
         ) from error
     state = load_file(weights)
-    network.to(next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32))
+    network.to(first_number(state.values()).dtype)
     try:
         network.load_state_dict(state)
     except RuntimeError as error:

@@ -92,6 +92,13 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
+def first_number(tensors: Iterable[Tensor]) -> Tensor:
+    """The first floating-point tensor, whose type and device a model has; an empty one if there is
+    none.
+    """
+    return next((t for t in tensors if t.is_floating_point()), torch.empty(0))
+
+
 def call_apart(module: nn.Module, weights: Mapping[str, Tensor], *inputs: Any) -> Any:
     """A module's output with other weights; what the pass does to buffers is not kept.
 

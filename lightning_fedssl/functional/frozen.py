@@ -43,7 +43,7 @@ def select_names(names: Collection[str], patterns: Sequence[str], key: str) -> s
             layers = [*dict.fromkeys(name.rpartition(".")[0] or name for name in names)]
             raise ValueError(
                 f"{key}: {pattern!r} matches no tensor of the network, which has the layers "
-                f"{shortened(layers)}"
+                f"{listed(layers)}"
             )
         selected = selected - found if pattern.startswith("!") else selected | found
     return selected
@@ -69,7 +69,7 @@ def personal_names(network: nn.Module, patterns: Sequence[str]) -> list[str]:
     return [f"network.{name}" for name in sorted(chosen)]
 
 
-def shortened(names: Sequence[str], most: int = 10) -> str:
+def listed(names: Sequence[str], most: int = 10) -> str:
     """Names in a message: the first and the last ones of a long list, and how many there are.
 
     Args:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fedssl.functional.batch_norm import accept_single_values, evaluating
-from lightning_fedssl.functional.by_name import only
+from lightning_fedssl.functional.by_name import first_number, only
 
 InShape = tuple[int, ...]
 """Shape of one sample: ``(channels, height, width)`` of an image, ``(channels, time)`` of a signal,
@@ -261,5 +261,5 @@ def _check_output(network: nn.Module, out_shape: InShape, in_shape: InShape) -> 
 
 
 def _black_images(network: nn.Module, in_shape: InShape) -> Tensor:
-    parameter = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
+    parameter = first_number(network.parameters())
     return torch.zeros(2, *in_shape, dtype=parameter.dtype, device=parameter.device)

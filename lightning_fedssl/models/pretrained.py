@@ -23,7 +23,7 @@ from lightning_fedssl.functional.by_name import (
     unprefixed,
     without,
 )
-from lightning_fedssl.functional.frozen import select_names, shortened
+from lightning_fedssl.functional.frozen import listed, select_names
 from lightning_fedssl.models.network import Network
 
 _CONTAINERS = ("state_dict", "model_state_dict", "model", "network")
@@ -186,4 +186,4 @@ def _mismatch(own: State, found: State) -> list[str]:
         "unknown to the network": [*without(found, own)],
         "of another shape": shapes,
     }
-    return [f"{len(names)} {kind}: {shortened(names)}" for kind, names in kinds.items() if names]
+    return [f"{len(names)} {kind}: {listed(names)}" for kind, names in kinds.items() if names]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.data.partition.statistics import plural
+from lightning_fedssl.data.datasets import plural
 from lightning_fedssl.functional.by_name import prefixed
 from lightning_fedssl.metrics.evaluation import EvaluationMetrics, scalars
 from lightning_fedssl.metrics.rounds import MetricCollector, Metrics

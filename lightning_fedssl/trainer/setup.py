@@ -127,10 +127,14 @@ def refuse_other_task(algorithm: FederatedAlgorithm, task: Task) -> None:
     if isinstance(task, algorithm.tasks):
         return
     methods = (getattr(algorithms, name) for name in algorithms.__all__)
-    able = [m.__name__ for m in methods if issubclass(type(task), getattr(m, "tasks", ()))]
+    able = [
+        f"--model {m.__name__} ({m.labels_at or 'server or clients'})"
+        for m in methods
+        if issubclass(type(task), getattr(m, "tasks", ()))
+    ]
     raise ValueError(
-        f"data.task: {type(algorithm).__name__} cannot train on {type(task).__name__}; "
-        f"{', '.join(able)} can"
+        f"data.task: {type(algorithm).__name__} cannot train on {type(task).__name__}; what can, "
+        f"with its data.label_location: {', '.join(able)}"
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from lightning_fedssl.algorithms import FixMatch, Supervised
+from lightning_fedssl.algorithms import FedAvg, FixMatch, Supervised
 from lightning_fedssl.callbacks import LabelsAlone, labels_alone
 from lightning_fedssl.callbacks.labels_alone import CHOSEN, next_step, verdict
 from lightning_fedssl.callbacks.simple_classifiers import simple_answers
@@ -73,17 +73,21 @@ def test_a_resumed_run_and_two_ranks_have_the_same_bound(tmp_path: Path) -> None
         assert [float(other.callback_metrics[name]) for name in names] == expected
 
 
-def test_labels_at_the_clients_are_refused(tmp_path: Path) -> None:
-    trainer = toy_trainer(tmp_path, callbacks=[LabelsAlone()], clients_per_round=2)
-    with pytest.raises(ValueError, match=r"LabelsAlone .* data.label_location is clients"):
-        trainer.fit(method(), ToyData(label_location="clients"))
+def test_with_labels_at_the_clients_a_run_goes_on_without_a_bound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=1, callbacks=[LabelsAlone()], clients_per_round=2)
+    trainer.fit(FedAvg(network=CNN, optimizer=sgd), ToyData(label_location="clients"))
+    assert "data.label_location is clients" in caplog.text
+    assert "bound/accuracy" not in trainer.callback_metrics
+    assert capsys.readouterr().out.splitlines()[-1].startswith("next: lightning-fedssl export")
 
 
 @pytest.mark.parametrize(
     ("bound", "accuracy", "expected", "step"),
     [
         (0.739, 0.782, "better by 4.3 points, 3 of 69 test images (standard error 5 images)", "repeat with"),
-        (0.8, 0.4, "worse by 40.0 points, 28 of 69 test images (standard error 5 images)", "label more"),
+        (0.8, 0.4, "worse by 40.0 points, 28 of 69 test images (standard error 5 images)", "use extra trees or"),
         (
             0.4,
             0.8,
@@ -97,7 +101,7 @@ def test_the_verdict_says_which_is_better_and_what_to_do(
     bound: float, accuracy: float, expected: str, step: str
 ) -> None:
     assert verdict(bound, accuracy, 69, "image").endswith(expected)
-    assert step in next_step(bound, accuracy, 69, "export X")
+    assert step in next_step("extra trees", bound, accuracy, 69, "export X")
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_parts_of_a_round() -> None:
     [
         (0, "test accuracy 80.00%"),
         (355, "test accuracy 80.00% (284 of 355 samples, standard error 8 samples)"),
-        (5, "test accuracy 80.00% (4 of 5 samples, standard error 1 samples)"),
+        (5, "test accuracy 80.00% (4 of 5 samples, standard error 1 sample)"),
     ],
 )
 def test_a_result_has_its_standard_error_in_samples(samples: int, expected: str) -> None:

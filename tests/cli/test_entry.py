@@ -133,7 +133,7 @@ def test_one_process_of_a_machine_prints_errors(
 
 def test_a_data_module_of_ones_own_has_its_own_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["partition", "--data.size", "50"], datamodule_class=SmallData) == 0
-    assert "3 clients: 8 images each, 24 in all" in capsys.readouterr().out
+    assert "3 clients: 24 images, 8 each" in capsys.readouterr().out
     write("own.yaml", {**CONFIG, "data": {"size": 50}})
     with pytest.raises(SystemExit):
         main(["fit", "--config", "own.yaml", "--data.sise", "3"], datamodule_class=SmallData)

@@ -63,7 +63,7 @@ def test_it_draws_what_fit_trains_on(capsys: pytest.CaptureFixture[str]) -> None
     lines = drawn(capsys, "--config", "semifl_digits.yaml", "--seed_everything", "3", "--output", "out", *SMALL)
     assert lines[0] == "data: digits, 1,442 training, 355 test images of shape (1, 8, 8)"
     assert lines[2] == "digits, 20 labels at the server, Iid()"
-    assert "3 clients: 11 images each, 33 in all" in lines
+    assert "3 clients: 33 images, 11 each" in lines
     cli = FederatedCLI(["--config", "semifl_digits.yaml", "--seed_everything", "3", *SMALL], run=False)
     cli.datamodule.setup()
     assert json.loads(Path("out/partition.json").read_text())["hash"] == cli.datamodule.split.hash

@@ -103,6 +103,18 @@ def _brightness(v: int, size: Size) -> Sequence[float]:
     return ops.brightness_table(abs(v) * 0.9 / 10 + 0.05)
 
 
+def _posterize(v: int, size: Size) -> Sequence[float]:
+    return ops.posterize_table(abs(v) * 4 // 10 + 4)
+
+
+def _shear_x(v: int, size: Size) -> Sequence[float]:
+    return 1, v * 0.3 / 10, 0, 0, 1, 0
+
+
+def _shear_y(v: int, size: Size) -> Sequence[float]:
+    return 1, 0, 0, v * 0.3 / 10, 1, 0
+
+
 FIXMATCH = Pool(
     (
         Operation("AutoContrast", ops.auto_contrast),
@@ -111,13 +123,11 @@ FIXMATCH = Pool(
         Operation("Contrast", ops.contrast, _factor),
         Operation("Equalize", ops.equalize),
         Operation("Identity"),
-        Operation(
-            "Posterize", ops.table, lambda v, size: ops.posterize_table(abs(v) * 4 // 10 + 4)
-        ),
+        Operation("Posterize", ops.table, _posterize),
         Operation("Rotate", ops.affine_nearest, lambda v, size: ops.rotation(3 * v, size)),
         Operation("Sharpness", ops.sharpness, _factor),
-        Operation("ShearX", ops.affine_nearest, lambda v, size: (1, v * 0.3 / 10, 0, 0, 1, 0)),
-        Operation("ShearY", ops.affine_nearest, lambda v, size: (1, 0, 0, v * 0.3 / 10, 1, 0)),
+        Operation("ShearX", ops.affine_nearest, _shear_x),
+        Operation("ShearY", ops.affine_nearest, _shear_y),
         Operation(
             "Solarize", ops.table, lambda v, size: ops.solarize_table(256 - abs(v) * 256 // 10)
         ),
@@ -155,8 +165,8 @@ SEMIFL = Pool(
         Operation("Posterize", ops.table, lambda v, size: ops.posterize_table(4)),
         Operation("Rotate", ops.affine_nearest, lambda v, size: ops.rotation(3 * v, size)),
         Operation("Sharpness", ops.sharpness, lambda v, size: [1.9]),
-        Operation("ShearX", ops.affine_bilinear, lambda v, size: (1, v * 0.3 / 10, 0, 0, 1, 0)),
-        Operation("ShearY", ops.affine_bilinear, lambda v, size: (1, 0, 0, v * 0.3 / 10, 1, 0)),
+        Operation("ShearX", ops.affine_bilinear, _shear_x),
+        Operation("ShearY", ops.affine_bilinear, _shear_y),
         Operation("Solarize", ops.table, lambda v, size: ops.solarize_table(0)),
         Operation("TranslateX", ops.affine_bilinear, lambda v, size: (1, 0, 10 * v, 0, 1, 0)),
         Operation("TranslateY", ops.affine_bilinear, lambda v, size: (1, 0, 0, 0, 1, 10 * v)),
@@ -182,9 +192,7 @@ DIGITS = Pool(
         Operation("Brightness", ops.table, lambda v, size: ops.brightness_table(1 + 0.05 * v)),
         Operation("Contrast", ops.contrast, lambda v, size: [1 + 0.05 * v]),
         Operation("Identity"),
-        Operation(
-            "Posterize", ops.table, lambda v, size: ops.posterize_table(abs(v) * 4 // 10 + 4)
-        ),
+        Operation("Posterize", ops.table, _posterize),
         Operation("Rotate", ops.affine_bilinear, lambda v, size: ops.rotation(2 * v, size)),
         Operation("Scale", ops.affine_bilinear, _zoom),
         Operation("Sharpness", ops.sharpness, lambda v, size: [1 + 0.1 * v]),

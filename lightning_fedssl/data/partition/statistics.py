@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from lightning_fedssl.data.datasets import plural
 from lightning_fedssl.data.partition.federated_split import FederatedSplit
 from lightning_fedssl.data.partition.index_lists import IndexLists
 
@@ -92,7 +93,8 @@ class PartitionStatistics:
         """The partition in a few plain lines."""
         noun = self.noun
         clients = plural(len(self.sizes), "client")
-        lines = [f"{clients}: {_span(self.sizes)} {noun}s each, {int(self.sizes.sum()):,} in all"]
+        samples = plural(int(self.sizes.sum()), noun)
+        lines = [f"{clients}: {samples}, {_span(self.sizes)} each"]
         if server := int(self.server_class_counts.sum()):
             each = _span(self.server_class_counts)
             lines.append(f"server: {plural(server, f'labelled {noun}')}, {each} of each class")
@@ -161,11 +163,6 @@ def _count(parts: IndexLists, labels: Tensor, num_classes: int) -> Tensor:
     columns = num_classes + 1
     cell = parts.owners() * columns + torch.where(classes < 0, num_classes, classes)
     return cell.bincount(minlength=len(parts) * columns).view(len(parts), columns)
-
-
-def plural(count: int, noun: str) -> str:
-    """A number and what is counted: ``1 core``, ``2 cores``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _span(values: Tensor) -> str:

@@ -19,10 +19,10 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
+from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit, Moments
 from lightning_fedssl.data.sources.reading import Reading, cut
 from lightning_fedssl.functional.by_name import places, without
-from lightning_fedssl.functional.frozen import shortened
+from lightning_fedssl.functional.frozen import listed
 from lightning_fedssl.task import Classification, Task
 
 _MOST_MEASURED = 10_000
@@ -163,7 +163,7 @@ def check_finite(samples: Tensor, who: str) -> None:
         )
 
 
-def measure(values: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def measure(values: Tensor) -> Moments:
     """Mean and standard deviation per first dimension.
 
     Pixels count as 0..1, a constant has deviation 1.
@@ -238,14 +238,19 @@ class Row(dict[str, str]):
     number: int
 
 
-_DECIMAL_COMMA = re.compile(r"^([-+]?\d+),(\d+)$")
+_DECIMAL_COMMA = re.compile(r"^([-+]?[\d.]+),(\d+)$")
+
+THOUSANDS = re.compile(r"^([-+]?[1-9]\d{0,2})\.(\d{3})(?:\.(\d{3}))?(?:\.(\d{3}))?(?=,\d+$|$)")
+"""1.234 is a thousand and more where all fractions of a column look like this one."""
+
+_FRACTION = re.compile(rf"(?!{THOUSANDS.pattern})[-+]?\d*\.\d+$")
 
 
 def read_csv(path: str | Path, columns: Collection[str], reading: Reading) -> list[Row]:
     """The rows of a CSV file in UTF-8 with a head, without blanks around names and values.
 
     Of a file with semicolons in place of commas, 1,5 is 1.5, as spreadsheets of many countries have
-    it.
+    it, and 1.234 in the same column 1234, unless its other cells show that dots are decimal, too.
 
     Rows without any value are left out, with a warning.
 
@@ -276,7 +281,7 @@ def read_csv(path: str | Path, columns: Collection[str], reading: Reading) -> li
     if missing := [*without(dict.fromkeys(columns), head)]:
         raise ValueError(
             f"{key}: {str(path)!r} has no column {', '.join(map(repr, missing))}; there are "
-            f"{shortened(head)}, which commas or semicolons must separate; "
+            f"{listed(head)}, which commas or semicolons must separate; "
             "label_column and its like name others"
         )
     if double := [name for name, count in Counter(head).items() if name and count > 1]:
@@ -294,17 +299,27 @@ def read_csv(path: str | Path, columns: Collection[str], reading: Reading) -> li
                 f"{key}: {str(path)!r}, row {number} has {len(values)} values for {len(head)} "
                 "columns"
             )
-        if separator == ";":
-            values = [_DECIMAL_COMMA.sub(r"\1.\2", value) for value in values]
         row = Row(zip(head, values, strict=True))
         row.number = number
         found.append(row)
     if empty:
         reading.warn(
-            f"{Path(path).name}: {len(empty)} rows without any value are left out (the first is "
-            f"row {empty[0]})"
+            f"{Path(path).name}: rows without any value are left out ({len(empty)} in all; the "
+            f"first is row {empty[0]})"
         )
+    if separator == ";":
+        for name in head:
+            _read_decimal_commas(found, name)
     return found
+
+
+def _read_decimal_commas(rows: Sequence[Row], name: str) -> None:
+    """Write the numbers of a column with decimal commas as Python does."""
+    cells = [row[name] for row in rows]
+    grouped = any(map(_DECIMAL_COMMA.match, cells)) and not any(map(_FRACTION.match, cells))
+    for row in rows:
+        number = THOUSANDS.sub(r"\1\2\3\4", row[name]) if grouped else row[name]
+        row[name] = _DECIMAL_COMMA.sub(r"\1.\2", number)
 
 
 def part_of(word: str) -> str:

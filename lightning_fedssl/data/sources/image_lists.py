@@ -151,8 +151,8 @@ class ImageList(DataSource):
                 (empty if image.label in NO_LABEL else labeled).append(image)
             if any(image.label for image in empty):
                 self.reading.warn(
-                    f"{len(empty)} training images have no label: {empty[-1].label!r} of "
-                    f"{empty[-1].path.name!r}"
+                    f"training images without a label ({len(empty)} in all): "
+                    f"{empty[-1].label!r} of {empty[-1].path.name!r}"
                 )
             unlabeled = [image._replace(label="") for image in empty]
             lists["train"] = labeled
@@ -198,7 +198,9 @@ class ImageList(DataSource):
             (pages, "have several pages, of which the first is read"),
         ):
             if found:
-                self.reading.warn(f"{len(found)} files {text} (the first is {found[0].name!r})")
+                self.reading.warn(
+                    f"files {text} ({len(found)} in all; the first is {found[0].name!r})"
+                )
 
     def _read(
         self, images: Sequence[ListedImage], spec: DatasetSpec, owners: Tensor | None = None
@@ -434,8 +436,8 @@ class SiteFolders(ImageList):
                     lists[part].append(ListedImage(path, _composed(folder.name), site.name))
         if few:
             self.reading.warn(
-                f"{len(few)} folders have less than {_TEST_EVERY} images, so no test image "
-                f"(the first is {few[0]})"
+                f"folders with less than {_TEST_EVERY} images have no test image ({len(few)} in "
+                f"all; the first is {few[0]})"
             )
         return lists
 

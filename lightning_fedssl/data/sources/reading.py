@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit, shortened
+from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit, plural, shortened
+from lightning_fedssl.functional.frozen import listed
 
 MISSING = frozenset(
     ["", "NA", "na", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NAN", "NULL", "null", "None"]
@@ -22,7 +23,6 @@ FILE_NAME = "data.txt"
 """The report's file in the folder of a run."""
 
 _MOST_LINES = 8
-_MOST_NAMES = 6
 _LONGEST_NAME = 30
 _DISTINCT = 0.99
 """Rows of a table may be equal by chance; if more than this share of them differ, they are not."""
@@ -68,7 +68,7 @@ class Reading:
         lines = [shortened(line) if line[0] == "!" else line for line in self.lines()]
         if len(lines) > _MOST_LINES:
             hidden = len(lines) - _MOST_LINES + 1
-            lines[-hidden:] = [f"! {hidden} more warnings: see the log, or {FILE_NAME} of a run"]
+            lines[-hidden:] = [f"! more warnings ({hidden}): see the log, or {FILE_NAME} of a run"]
         return "\n".join(lines)
 
     def inspect(
@@ -154,18 +154,12 @@ def cut(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
 
 
-def listed(names: Sequence[str]) -> str:
-    """The first names, and how many there are besides."""
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-
-
 def _classes(spec: DatasetSpec, parts: Mapping[str, ImageSplit]) -> str:
     """The classes with their counts in each part."""
     names = spec.class_names
     each = _with_counts(names, [_counts(split.labels, len(names)) for split in parts.values()])
-    unknown = int((parts["training"].labels < 0).sum())
-    return f"{listed(each)} ({'/'.join(parts)}); {unknown:,} training {spec.noun}s without a label"
+    unknown = plural(int((parts["training"].labels < 0).sum()), f"training {spec.noun}")
+    return f"{listed(each)} ({'/'.join(parts)}); {unknown} without a label"
 
 
 def _clients(spec: DatasetSpec, train: ImageSplit) -> str:

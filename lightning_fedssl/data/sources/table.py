@@ -11,9 +11,10 @@ import numpy as np
 
 from lightning_fedssl.data.datasets import is_fifth, shortened
 from lightning_fedssl.data.sources.arrays import Datasets
-from lightning_fedssl.data.sources.base import Row, part_of, read_csv
-from lightning_fedssl.data.sources.reading import MISSING, NO_LABEL, Reading, cut, listed
+from lightning_fedssl.data.sources.base import THOUSANDS, Row, part_of, read_csv
+from lightning_fedssl.data.sources.reading import MISSING, NO_LABEL, Reading, cut
 from lightning_fedssl.functional.by_name import places
+from lightning_fedssl.functional.frozen import listed
 
 _CLIENTS_OF = {
     "train": "client_ids",
@@ -27,9 +28,6 @@ _NAMELESS = re.compile(r"|Unnamed: \d.*|\.\.\.\d+")
 
 _ALMOST_A_NUMBER = re.compile(r"[<>≤≥~]?\s*[-+\u2212]?\d+([.,' \u00a0]\d+)*\s*%?")
 """Numbers with separators, limits or percent signs."""
-
-_THOUSANDS = re.compile(r"[1-9]\d{0,2}\.\d{3}")
-"""1.234 is a thousand and more where all fractions of a column look like this one."""
 
 _SENTINELS = (-9, -99, -999, -9999)
 """Numbers that stand for a missing value in columns without other negative ones."""
@@ -103,7 +101,8 @@ class Table(Datasets):
         if not {"train", "test"} <= set(found) <= set(_PARTS):
             raise ValueError(
                 f"data.dataset: {csv_file!r} needs rows of train and of test, and no others than "
-                f"of unlabeled and validation; there are {shortened(', '.join(found))} (without "
+                f"of unlabeled and validation; there are {shortened(', '.join(found))} "
+                f"(numbers to predict are named by label_columns: [{label_column}]; without "
                 "split_column each fifth row of every class is a test row)"
             )
         for row, label, part in zip(rows, labels, place, strict=True):
@@ -119,7 +118,7 @@ class Table(Datasets):
             empty = [row for row in rows if row[name] in NO_LABEL and row[name]]
             if empty and (not label_columns or empty[0][name] in MISSING):
                 self.reading.warn(
-                    f"{cut(name)}: {len(empty)} of {len(rows)} rows have no label: "
+                    f"{cut(name)}: rows without a label are {len(empty)} of {len(rows)}: "
                     f"{empty[0][name]!r} in row {empty[0].number}"
                 )
         asked = {"ignore": ignore, "numeric": numeric, "categorical": categorical}
@@ -200,13 +199,14 @@ class _Column:
         else:
             rows = np.array(["." in cell for cell in self.cells])
             meaning = "thousands with a dot? remove the dots"
-            if rows.all() or not all(map(_THOUSANDS.fullmatch, self.cells[rows])):
+            if rows.all() or not all(map(THOUSANDS.fullmatch, self.cells[rows])):
                 return ""
         if not rows.any():
             return ""
         first = rows.argmax()
         return (
-            f"{rows.sum()} cells like {self.cells[first]!r} in row {self.lines[first]}: {meaning}"
+            f"cells like {self.cells[first]!r} in row {self.lines[first]} ({rows.sum()} in all): "
+            f"{meaning}"
         )
 
     def looks_like_identifier(self) -> bool:
@@ -277,8 +277,9 @@ def _report(columns: Sequence[_Column], strict: bool, reading: Reading) -> None:
                 reading.warn(f"{name}: {doubt}")
         if column.looks_like_identifier():
             reading.warn(
-                f"{name}: {len(values)} different values in {len(column.cells)} rows, as of an "
-                f"identifier or row number; leave it out by ignore: [{name}] if it is one"
+                f"{name}: {len(values)} different values in {len(column.cells)} rows, as of a "
+                "time (which needs a split_column), an identifier or a row number; leave it out by "
+                f"ignore: [{name}] if it is one"
             )
         described[kind].append(name if kind == "numeric" else f"{name} ({len(values)} values)")
         if absent := column.missing.sum() + (len(column.odd) if kind == "numeric" else 0):

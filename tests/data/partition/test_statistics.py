@@ -41,19 +41,19 @@ def test_class_skew_equals_the_sum_over_pairs(num_clients: int, num_classes: int
 def test_summary_is_a_few_plain_lines() -> None:
     server = statistics(draw(Shards(2), CIFAR_LABELS, 100, 4000), CIFAR_LABELS, 10).summary()
     lines = server.splitlines()
-    assert lines[0] == "100 clients: 460 images each, 46,000 in all"
+    assert lines[0] == "100 clients: 46,000 images, 460 each"
     assert lines[1] == "server: 4,000 labelled images, 400 of each class"
     assert lines[2].startswith("classes per client: 1 to 2, effectively 1.9")
     assert len(lines) == 5
     clients = statistics(draw(Iid(), CIFAR_LABELS, 1, 40, "clients"), CIFAR_LABELS, 10).summary()
-    assert clients.startswith("1 client: 50,000 images each")
+    assert clients.startswith("1 client: 50,000 images, 50,000 each")
     assert "clients: 40 labelled images, 40 at each client" in clients
 
 
 def test_a_summary_bears_empty_clients() -> None:
     labels = torch.arange(50) % 10
     stats = statistics(draw(Iid(), labels, 3, "all"), labels, 10)
-    assert stats.summary().startswith("3 clients: 0 images each")
+    assert stats.summary().startswith("3 clients: 0 images, 0 each")
     assert stats.class_skew == stats.effective_classes == 0
 
 

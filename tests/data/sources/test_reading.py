@@ -50,15 +50,16 @@ READ: list[tuple[str, dict[str, Any], int, str]] = [
     (column("y", {row: str(3 * row) for row in ALL}), {}, 2, "! y: 60 different values in 60 rows"),
     (column("y", {row: str(row / 4) for row in ALL}), {}, 2, "! y: 60 different values in 60 rows"),
     (column("y", {row: str(100 + row // 3) for row in ALL}), {}, 2, "! y: 21 different values in 60 rows"),
-    (column("y", {row: str(row % 5) for row in ALL} | {9: "-99"}), {}, 2, "! y: 1 cells like '-99' in row 9: missing"),
-    (column("y", dict.fromkeys(ALL, "950") | {9: "1.150"}), {}, 2, "! y: 1 cells like '1.150' in row 9: thousands"),
+    (column("y", {row: str(row % 5) for row in ALL} | {9: "-99"}), {}, 2, "! y: cells like '-99' in row 9 (1 in"),
+    (column("y", dict.fromkeys(ALL, "950") | {9: "1.150"}), {}, 2, "! y: cells like '1.150' in row 9 (1 in"),
     (column("y", {9: "1e300"}), {}, 2, "! y: 1 of 60 cells are no numbers: '1e300' in row 9"),
     (column("y", {row: ("k", "NA", "")[row % 3] for row in ALL}), {}, 3, "categorical y (2 values)"),
-    (column("y", {row: f"P{row}" for row in ALL}), {}, 1 + 48, "! y: 60 different values in 60 rows"),
-    (column("y", {}) + ",,,\n" * 20, {}, 2, "! t.csv: 20 rows without any value are left out (the first is row 62)"),
-    *((column("y", {}, {3: word, 5: word}), {}, 2, f"! label: 2 of 60 rows have no label: '{word}' in row 3")
+    (column("y", {row: f"2024-02-{row}" for row in ALL}), {}, 1 + 48,
+     "! y: 60 different values in 60 rows, as of a time (which needs a split_column)"),
+    (column("y", {}) + ",,,\n" * 20, {}, 2, "! t.csv: rows without any value are left out (20 in"),
+    *((column("y", {}, {3: word, 5: word}), {}, 2, f"! label: rows without a label are 2 of 60: '{word}' in row 3")
       for word in ("NA", "nan", "None", "?", "-1")),
-    (column("y", {}, {3: ""}), {}, 2, "classes: a 24/6, b 24/5 (training/test); 1 training samples without a label"),
+    (column("y", {}, {3: ""}), {}, 2, "classes: a 24/6, b 24/5 (training/test); 1 training sample without a label"),
     (column("y", {}, dict.fromkeys(range(2, 40, 2), "A")), {}, 2, "! the classes 'A' and 'a' may be one"),
     (column("y", {row: ("train", "val", "test")[row % 3] for row in ALL}), {"split_column": "y"}, 1, "data: Table, 20"),
 ]  # fmt: skip
@@ -347,8 +348,8 @@ def test_images_without_a_label_go_to_the_clients(word: str) -> None:
     data = set_up(ImageTable(f"{root}/t.csv", 8))
     assert data.class_names == ("a", "b")
     text = "\n".join(data.reading.lines())
-    assert "a 3/2/3, b 3/2/3 (training/validation/test); 1 training images without a label" in text
-    assert (f"1 training images have no label: {word!r} of '0.png'" in text) == bool(word)
+    assert "a 3/2/3, b 3/2/3 (training/validation/test); 1 training image without a label" in text
+    assert (f"training images without a label (1 in all): {word!r} of '0.png'" in text) == bool(word)
 
 
 def test_the_same_picture_in_training_and_test_is_named() -> None:
@@ -363,7 +364,7 @@ def test_the_same_picture_in_training_and_test_is_named() -> None:
 def test_folders_of_parts_are_spelled_as_people_do() -> None:
     root = photos("Train/a/new.png", "unlabelled/0.png", "val/b/0.png")
     text = set_up(ImageFolder(root, 8)).reading.facts["classes"]
-    assert text == "a 5/0/4, b 4/1/4 (training/validation/test); 1 training images without a label"
+    assert text == "a 5/0/4, b 4/1/4 (training/validation/test); 1 training image without a label"
 
 
 def test_files_that_may_be_taken_for_something_else_are_named() -> None:
@@ -373,11 +374,11 @@ def test_files_that_may_be_taken_for_something_else_are_named() -> None:
     os.symlink("test", root / "val")
     found = set_up(ImageFolder(root, 8), validation=0).reading.warnings
     assert [text[:26] for text in found] == [
-        "photos; left out: links to", "1 files are named as masks", "1 files have several pages"
+        "photos; left out: links to", "files are named as masks o", "files have several pages, "
     ]  # fmt: skip
     few = SiteFolders(str(root), 8)
     few.list_images()
-    assert "2 folders have less than 5 images" in few.reading.warnings[-1]
+    assert "folders with less than 5 images have no test image (2 in all" in few.reading.warnings[-1]
 
 
 # The report
@@ -400,7 +401,7 @@ def test_a_report_has_eight_lines_and_the_run_folder_all(capsys: pytest.CaptureF
     algorithm: Any = None
     RoundProgress().on_fit_start(trainer, algorithm)
     printed = capsys.readouterr().out.splitlines()
-    assert printed[6:8] == ["! warning 3", "! 5 more warnings: see the log, or data.txt of a run"]
+    assert printed[6:8] == ["! warning 3", "! more warnings (5): see the log, or data.txt of a run"]
     written = (tmp_path / "data.txt").read_text()
     assert written.count("! warning") == 9
     assert data.statistics.summary() in written

@@ -11,6 +11,7 @@ import torch
 from lightning_fedssl.algorithms import SemiFL
 from lightning_fedssl.data import FederatedDataModule, NaturalClients, Table
 from lightning_fedssl.models import MLP
+from lightning_fedssl.task import Regression
 from tests.data.helpers import set_up
 from tests.toy import toy_trainer
 
@@ -67,3 +68,31 @@ def test_spreadsheets_with_semicolons_have_decimal_commas(tmp_path: Path) -> Non
     spec, train, test, _ = Table(str(path)).load()
     assert spec.class_names == ("a, b", "c")
     assert sorted(torch.cat([train.images, test.images]).flatten().tolist())[:2] == [-9.5, -8.5]
+
+
+@pytest.mark.parametrize(
+    ("cells", "numbers"),
+    [
+        ("1.150 900,5 -2.345.678", [1150, 900.5, -2345678]),
+        ("1.150,25 900", [1150.25, 900]),
+        ("1.150 0.5 900,5", [1.15, 0.5, 900.5]),  # dots are decimal, too
+        ("1.150 900", [1.15, 900]),  # which a warning names
+    ],
+)
+def test_dots_beside_decimal_commas_separate_thousands(tmp_path: Path, cells: str, numbers: list[float]) -> None:
+    path = tmp_path / "t.csv"
+    rows = [f"{cell};{label}\n" for label in "ab" for cell in (cells.split() * 5)[:5]]
+    path.write_text("y;label\n" + "".join(rows))
+    _, train, _, _ = Table(str(path)).load()
+    assert train.images.flatten()[: len(numbers)].tolist() == pytest.approx(numbers)
+
+
+@pytest.mark.parametrize(("different", "split"), [(20, None), (20, "part"), (3, None)])
+def test_numbers_to_predict_that_are_given_as_classes_name_the_right_key(
+    tmp_path: Path, different: int, split: str | None
+) -> None:
+    path = tmp_path / "t.csv"
+    rows = [f"{row},{row % different}.5,{('test', 'train')[row % 2] if split else row}\n" for row in range(20)]
+    path.write_text("x,y,part\n" + "".join(rows))
+    with pytest.raises(ValueError, match="label_columns"):
+        set_up(Table(str(path), label_column="y", split_column=split), task=Regression())
