@@ -66,9 +66,10 @@ DESIGNS = {
     "one by one, recorded": {**_STACKED, "trainer.clients_at_once": 1},
     "stacked, recorded, channels last": _CHANNELS_LAST,
     "stacked, recorded, bf16, channels last": _BF16,
+    "stacked, recorded, bf16, channels last, timed kernels": _BF16,
     "one by one, recorded, bf16, channels last": {**_BF16, "trainer.clients_at_once": 1},
 }
-"""The ways to train the clients of a round."""
+"""The ways to train the clients of a round. *Timed kernels*: cuDNN tries kernels and takes the fastest."""
 
 PHASES: list[tuple[Any, str, str]] = [
     (GlobalLabels, "label_images", "labels"),
@@ -170,6 +171,7 @@ def measured_round(config: str, design: str, device: str, tiny: bool, count: boo
     labels = {"trainer.clients_per_round": 3, **{f"data.{name}": value for name, value in few.items()}}
     counted, chosen = Operators(), {**always, **shared, **({**labels, **small} if tiny else {})}
     phases = Phases((lambda: counted.number) if count else seconds)
+    torch.backends.cudnn.benchmark = design.endswith("timed kernels")
     environment = {"FEDSSL_RECORD": DESIGNS[design]["FEDSSL_RECORD"]}
     with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
         stack.enter_context(mock.patch.dict(os.environ, environment))
