@@ -210,8 +210,8 @@ def next_step(name: str, best: float, accuracy: float, samples: int, command: st
     error = difference_error(best, accuracy, samples)
     if abs(gain) < 2 * error:
         return (
-            f"from {name} a difference below two standard errors: repeat with --seed_everything 1, "
-            "2, ..."
+            f"the difference to {name} is below two standard errors: repeat with "
+            "--seed_everything 1, 2, ..."
         )
     if gain > 0:
         return f"{command} writes the model"

@@ -133,8 +133,8 @@ def refuse_other_task(algorithm: FederatedAlgorithm, task: Task) -> None:
         if issubclass(type(task), getattr(m, "tasks", ()))
     ]
     raise ValueError(
-        f"data.task: {type(algorithm).__name__} cannot train on {type(task).__name__}; what can, "
-        f"with its data.label_location: {', '.join(able)}"
+        f"data.task: {type(algorithm).__name__} cannot train on {type(task).__name__}; "
+        f"choose by data.label_location: {', '.join(able)}"
     )
 
 

@@ -114,14 +114,16 @@ class Table(Datasets):
                     f"data.dataset: {csv_file!r}, row {row.number}: a row of {part} needs a value "
                     f"of {needed}; complete or remove it"
                 )
+        asked = {"ignore": ignore, "numeric": numeric, "categorical": categorical}
         for name in of_labels:
+            if label_columns:
+                _Column(name, rows, asked).warn_of_doubts(self.reading)
             empty = [row for row in rows if row[name] in NO_LABEL and row[name]]
             if empty and (not label_columns or empty[0][name] in MISSING):
                 self.reading.warn(
                     f"{cut(name)}: rows without a label are {len(empty)} of {len(rows)}: "
                     f"{empty[0][name]!r} in row {empty[0].number}"
                 )
-        asked = {"ignore": ignore, "numeric": numeric, "categorical": categorical}
         columns = [_Column(name, rows, asked) for name in rows[0] if name not in special]
         _report(columns, strict, self.reading)
         features = _encode(columns, np.isin(place, ["train", "unlabeled"]))
@@ -189,8 +191,8 @@ class _Column:
             )
         reading.warn(f"{text}; they count as missing")
 
-    def doubtful(self) -> str:
-        """What some numbers of a numeric column may mean, with the first such cell; or empty."""
+    def warn_of_doubts(self, reading: Reading) -> None:
+        """Say what some numbers of a numeric column may mean, with the first such cell."""
         known = self.numbers[~np.isnan(self.numbers)]
         rest = known[~np.isin(known, _SENTINELS)]
         if len(rest) < len(known) and len(set(rest)) > 1 and rest.min() >= 0:
@@ -200,14 +202,13 @@ class _Column:
             rows = np.array(["." in cell for cell in self.cells])
             meaning = "thousands with a dot? remove the dots"
             if rows.all() or not all(map(THOUSANDS.fullmatch, self.cells[rows])):
-                return ""
-        if not rows.any():
-            return ""
-        first = rows.argmax()
-        return (
-            f"cells like {self.cells[first]!r} in row {self.lines[first]} ({rows.sum()} in all): "
-            f"{meaning}"
-        )
+                return
+        if rows.any():
+            first = rows.argmax()
+            reading.warn(
+                f"{self.name}: cells like {self.cells[first]!r} in row {self.lines[first]} "
+                f"({rows.sum()} in all): {meaning}"
+            )
 
     def looks_like_identifier(self) -> bool:
         """Whether numbers all differ and are whole or in equal steps, or never fall from row to
@@ -273,8 +274,7 @@ def _report(columns: Sequence[_Column], strict: bool, reading: Reading) -> None:
             )
         if kind == "numeric":
             column.check_numbers(strict, reading)
-            if doubt := column.doubtful():
-                reading.warn(f"{name}: {doubt}")
+            column.warn_of_doubts(reading)
         if column.looks_like_identifier():
             reading.warn(
                 f"{name}: {len(values)} different values in {len(column.cells)} rows, as of a "

@@ -96,3 +96,9 @@ def test_numbers_to_predict_that_are_given_as_classes_name_the_right_key(
     path.write_text("x,y,part\n" + "".join(rows))
     with pytest.raises(ValueError, match="label_columns"):
         set_up(Table(str(path), label_column="y", split_column=split), task=Regression())
+
+
+def test_a_number_to_predict_that_may_stand_for_a_missing_one_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("x,y\n" + "".join(f"{row % 7},{-99 if row == 4 else row}\n" for row in range(20)))
+    assert "y: cells like '-99' in row 6" in Table(str(path), label_columns=["y"]).reading.warnings[0]
