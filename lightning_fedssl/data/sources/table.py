@@ -211,20 +211,21 @@ class _Column:
             )
 
     def looks_like_identifier(self) -> bool:
-        """Whether numbers all differ and are whole or in equal steps, or never fall from row to
-        row; or most words differ.
+        """Whether values never fall from row to row, as dates do; most words differ; or numbers
+        all differ and are whole or in equal steps.
         """
-        if (~self.missing).sum() < _LEAST_DIFFERENT:
+        words = self.kind == "categorical"
+        values = self.cells[~self.missing] if words else self.numbers[~np.isnan(self.numbers)]
+        different = len(set(values))
+        if len(values) < _LEAST_DIFFERENT:
             return False
-        if self.kind == "categorical":
-            known = self.cells[~self.missing]
-            return 2 * len(set(known)) > len(known)
-        numbers = self.numbers[~np.isnan(self.numbers)]
-        steps = np.diff(numbers)
-        regular = np.array_equal(numbers, numbers.round()) or np.allclose(steps, steps[0])
-        different = len(set(numbers))
-        ordered = different >= _LEAST_DIFFERENT and (steps >= 0).all()
-        return bool(ordered or (regular and different == len(numbers)))
+        if different >= _LEAST_DIFFERENT and (values[1:] >= values[:-1]).all():
+            return True
+        if words:
+            return 2 * different > len(values)
+        steps = np.diff(values)
+        regular = np.array_equal(values, values.round()) or np.allclose(steps, steps[0])
+        return regular and different == len(values)
 
 
 def _number(cell: str) -> float:

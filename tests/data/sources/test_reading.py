@@ -54,8 +54,9 @@ READ: list[tuple[str, dict[str, Any], int, str]] = [
     (column("y", dict.fromkeys(ALL, "950") | {9: "1.150"}), {}, 2, "! y: cells like '1.150' in row 9 (1 in"),
     (column("y", {9: "1e300"}), {}, 2, "! y: 1 of 60 cells are no numbers: '1e300' in row 9"),
     (column("y", {row: ("k", "NA", "")[row % 3] for row in ALL}), {}, 3, "categorical y (2 values)"),
-    (column("y", {row: f"2024-02-{row}" for row in ALL}), {}, 1 + 48,
-     "! y: 60 different values in 60 rows, as of a time (which needs a split_column)"),
+    (column("y", {row: f"2024-02-{10 + row // 3}" for row in ALL}), {}, 1 + 20,
+     "! y: 21 different values in 60 rows, as of a time (which needs a split_column)"),
+    (column("y", {row: f"P{row}" for row in ALL}), {}, 1 + 48, "! y: 60 different values in 60 rows"),
     (column("y", {}) + ",,,\n" * 20, {}, 2, "! t.csv: rows without any value are left out (20 in"),
     *((column("y", {}, {3: word, 5: word}), {}, 2, f"! label: rows without a label are 2 of 60: '{word}' in row 3")
       for word in ("NA", "nan", "None", "?", "-1")),
