@@ -169,7 +169,8 @@ class LabelsAlone(FederatedCallback):
                 f"labels ({100 * first.estimate:.0f} %, standard error "
                 f"{plural(round(100 * first.error), 'point')}): {first.name} "
                 f"{100 * first.accuracy:.1f} % (export does not write it: fit scikit-learn's "
-                f"yourself); with the clients' {noun}s {100 * accuracy:.1f} %",
+                "yourself, to the features of data.backbone if there is one); with the clients' "
+                f"{noun}s {100 * accuracy:.1f} %",
             ]
         advice = next_step(name, best, accuracy, count, export_command(trainer))
         if data.spec.pixels and data.backbone is None:
@@ -211,7 +212,7 @@ def next_step(name: str, best: float, accuracy: float, samples: int, command: st
     if abs(gain) < 2 * error:
         return (
             f"the difference to {name} is below two standard errors: repeat with "
-            "--seed_everything 1, 2, ..."
+            "--seed_everything 1, 2, ..., or test on more samples where that changes nothing"
         )
     if gain > 0:
         return f"{command} writes the model"

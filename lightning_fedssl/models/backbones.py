@@ -163,8 +163,8 @@ class RandomKernels(Backbone):
         """Draw the kernels for series of this shape; those of equal form are one convolution."""
         if x.ndim != 3 or x.shape[2] < SHORTEST_SERIES:
             raise ValueError(
-                f"it takes series (channels, time) of at least {SHORTEST_SERIES} steps, which "
-                "data.dataset: Arrays reads from a .npz file"
+                f"it takes series (channels, time) of at least {SHORTEST_SERIES} steps (x[:, None] "
+                "for one channel), which data.dataset: Arrays reads from a .npz file"
             )
         generator = torch.Generator().manual_seed(self.seed)
         drawn: dict[tuple[int, int, int], list[tuple[Tensor, Tensor]]] = {}

@@ -151,9 +151,8 @@ class Datasets(DataSource):
         """Names samples that may be images in another layout."""
         if len(shape) in (2, 3) and shape[-2] == shape[0] >= max(8, shape[-1]):
             self.reading.warn(
-                f"samples of shape {shape} have {shape[0]} channels; images are (channels, height, "
-                "width): x[:, None] for grey ones, x.permute(0, 3, 1, 2) where channels come last; "
-                "signals are (channels, time): x.transpose(1, 2) where time comes first"
+                f"samples of shape {shape} have {shape[0]} channels, which come first: x[:, None] "
+                "for grey images, x.transpose(1, 2) for signals, x.permute(0, 3, 1, 2) for others"
             )
 
     def _training_ids(self) -> list[Any] | None:
