@@ -439,7 +439,7 @@ def test_masks_in_folders_fit_their_images(tmp_path: Path) -> None:
     ):
         source.load()
     (tmp_path / "test/masks/p00.png").unlink()
-    with pytest.raises(FileNotFoundError, match="has no mask"):
+    with pytest.raises(FileNotFoundError, match="has no mask of its name"):
         MaskFolders(str(tmp_path), 8, ["ground", "bright"]).load()
 
 

@@ -276,7 +276,7 @@ def load_arrays(path: str, key: str) -> dict[str, Any]:
     except (OSError, ValueError, TypeError, AttributeError, EOFError, BadZipFile) as error:
         raise ValueError(
             f"{key}: {path!r} is no readable file of numpy.savez with arrays of numbers; write it "
-            "with numpy.savez, labels as class numbers 0, 1, ..."
+            "with numpy.savez, samples of one length, labels as class numbers 0, 1, ..."
         ) from error
 
 

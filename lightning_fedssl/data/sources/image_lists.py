@@ -377,7 +377,9 @@ class MaskFolders(ImageList):
         images = image_files(folder / "images", "data.dataset", self._left_out)
         bare = [path for path in images if path.stem not in masks]
         if bare and part_of(folder.name) != "train":
-            raise FileNotFoundError(f"data.dataset: {str(bare[0])!r} has no mask in {folder}")
+            raise FileNotFoundError(
+                f"data.dataset: {str(bare[0])!r} has no mask of its name in {folder}"
+            )
         return [ListedImage(path, masks.get(path.stem, "")) for path in images]
 
     def classes_of(self, train: Sequence[ListedImage]) -> tuple[str, ...]:
