@@ -433,6 +433,8 @@ def test_masks_in_folders_fit_their_images(tmp_path: Path) -> None:
         larger = np.full((8 * 7 + 4 * k, 12 * 7), 255, np.uint8)  # 4 are lost where the image's side is rounded
         Image.fromarray(larger).save(tmp_path / "mask.png")
         assert read_mask(tmp_path / "mask.png", 8, tmp_path / f"turned.{kind}").all()
+    Image.fromarray(np.zeros((8, 12, 3), np.uint8)).save(tmp_path / "damaged.png", exif=b"Exif\0\0no TIFF")
+    assert read_mask(tmp_path / "test/masks/p00.png", 8, tmp_path / "damaged.png").sum() == 0
     Image.fromarray(np.zeros((12, 8), np.uint8)).save(tmp_path / "test/masks/p00.png")
     with pytest.raises(
         ValueError, match=r"p00\.png' is no readable mask \(8 x 12 pixels, and its image .* has 12 x 8\)"

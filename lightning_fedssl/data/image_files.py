@@ -115,7 +115,7 @@ def image_files(
     read = {root.resolve(), *root.resolve().parents}
     for folder, below, names in os.walk(root, followlinks=True):
         below[:] = _entered([Path(folder, name) for name in below], read, left_out)
-        for name in filter(_is_visible, names):
+        for name in filter(_is_visible, sorted(names)):
             path = Path(folder, name)
             ending = path.suffix.lower()
             if ending in known and not _OF_SYSTEMS.fullmatch(path.stem):
@@ -154,7 +154,7 @@ def _entered(folders: Sequence[Path], read: set[Path], left_out: Counter[str]) -
 
 def described(left_out: Counter[str]) -> str:
     """What is left out, with the remedy, as the end of a sentence; empty if nothing is."""
-    found = sorted(left_out.items(), key=lambda item: (-item[1], item[0]))[:6]
+    found = left_out.most_common(6)
     counts = ", ".join(f"{what} ({count})" for what, count in found)
     hint = f"; {_CONVERT}" if any(what.startswith((".", "no ending")) for what, _ in found) else ""
     return f"; left out: {counts}{hint}" if counts else ""
@@ -175,7 +175,7 @@ def visible_folders(root: Path, left_out: Counter[str] | None = None) -> list[Pa
     """
     left_out = Counter() if left_out is None else left_out
     folders = []
-    for entry in root.iterdir() if root.is_dir() else ():
+    for entry in sorted(root.iterdir()) if root.is_dir() else ():
         if entry.is_dir():
             folders.append(entry)
         elif _is_visible(entry.name):
@@ -281,10 +281,12 @@ def _upright_size(path: str | Path) -> tuple[int, int]:
     from PIL import ExifTags, Image, ImageOps
 
     with Image.open(path) as file:
-        # Pillow has turned the size of some formats (TIFF) already: it is known when all is read.
-        if file.getexif().get(ExifTags.Base.Orientation, 1) != 1:
-            file.load()
-            ImageOps.exif_transpose(file, in_place=True)
+        with suppress(SyntaxError):  # of damaged EXIF data, whose image can be read
+            # Pillow has turned the size of some formats (TIFF) already: it is known when all is
+            # read.
+            if file.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+                file.load()
+                ImageOps.exif_transpose(file, in_place=True)
         return file.size
 
 

@@ -61,7 +61,7 @@ def check_update(
     if not is_finite(
         [*update.parameters.values(), *update.buffers.values(), *update.payload.values()]
     ):
-        return "returned weights that are not finite"
+        return "returned weights that are not finite (lower the learning rate if many do)"
     for name, t in update.buffers.items():
         if name.endswith("running_var") and float(t.min()) < 0:
             return f"returned a negative variance {name!r}"
