@@ -213,7 +213,7 @@ def read_image(path: str | Path, in_shape: tuple[int, ...], key: str = "data.roo
             file.load()
             with suppress(SyntaxError):  # of damaged EXIF data, whose image can be read
                 ImageOps.exif_transpose(file, in_place=True)
-            converted = _to_rgb(file) if channels == 3 else _to_rgb(file).convert("L")
+            converted = _to_rgb(file).convert("RGB" if channels == 3 else "L")
             image = ImageOps.fit(converted, (width, height), Image.Resampling[RESAMPLING])
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(

@@ -400,8 +400,8 @@ def as_values(samples: Tensor, part: str, place: str = "data.dataset") -> Tensor
         )
     if len(shape) == 3 and dtype == torch.uint8:
         return samples
-    samples = (
-        samples.float() / 65535 if len(shape) == 3 and dtype == torch.uint16 else samples.float()
-    )
+    samples = samples.float()
+    if len(shape) == 3 and dtype == torch.uint16:
+        samples /= 65535
     check_finite(samples, f"{place}: {part}")
     return samples

@@ -94,6 +94,11 @@ class Reading:
         if spec.client_names:
             common["clients"] = _clients(spec, train)
         self.facts = common | self.facts | common  # these first, and as they are now
+        if spec.pixels and train.images.max() < 64:
+            self.warn(
+                "no pixel is above 63 of 255: multiply values of few bits (12 in a 16-bit file, "
+                "by 16)"
+            )
 
     def warn_of_classes(self, names: Sequence[str], labels: Tensor) -> None:
         """Name the classes that no training sample has, and those that differ in spelling only.

@@ -224,6 +224,14 @@ def test_samples_that_may_be_in_another_layout_are_named(shape: tuple[int, ...],
     assert any(f"have {shape[0]} channels" in warning for warning in source.reading.warnings) == named
 
 
+@pytest.mark.parametrize(("brightest", "named"), [(15, True), (255, False)])
+def test_images_of_few_bits_are_named(brightest: int, named: bool) -> None:
+    images = torch.randint(brightest + 1, (40, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    part = TensorDataset(images, torch.arange(40) % 2)
+    warnings = set_up(Datasets(part, part), validation=0).reading.warnings
+    assert any("no pixel is above 63" in warning for warning in warnings) == named
+
+
 def test_a_data_set_that_seeds_its_draws_is_read() -> None:
     def seeded(index: int) -> Any:
         torch.manual_seed(index)
