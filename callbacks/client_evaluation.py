@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from lightning_fedssl import sampling
@@ -79,7 +78,7 @@ class ClientEvaluation(FederatedCallback):
         """Evaluate the model for every client, and add the results to the round's metrics."""
         number = trainer.round_index
         is_test = bool(below("test/", metrics))  # fit tests after its last round
-        if trainer.state.fn == TrainerFn.FITTING and not (is_test or trainer.evaluates_now):
+        if trainer.training and not (is_test or trainer.evaluates_now):
             return
         accuracies = self._accuracies(trainer, algorithm, lambda _: algorithm.server.personal)
         metrics |= summarize(accuracies)

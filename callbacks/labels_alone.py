@@ -9,8 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.trainer.states import TrainerStatus
-
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.checkpoint import FederatedCheckpoint
 from lightning_fedssl.callbacks.simple_classifiers import (
@@ -84,7 +82,7 @@ class LabelsAlone(FederatedCallback):
         self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
         """Train the bound before the checkpoints and the result of the run are written."""
-        ended = trainer.state.status != TrainerStatus.INTERRUPTED
+        ended = not trainer.interrupted
         if not (ended and algorithm.trains_clients and self.steps and not trainer.fast_dev_run):
             return
         with TemporaryDirectory() as folder:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from tqdm import tqdm
 
 from lightning_fedssl.callback import FederatedCallback
@@ -199,7 +198,7 @@ class RoundProgress(FederatedCallback):
         ``validate``.
         """
         is_test = bool(below("test", metrics))
-        if not is_test and trainer.state.fn == TrainerFn.FITTING:
+        if not is_test and trainer.training:
             return
         self._close()
         data = trainer.datamodule
@@ -219,7 +218,7 @@ class RoundProgress(FederatedCallback):
             return
         trainer.print(f"run folder: {trainer.log_dir}")
         compared = any(isinstance(own, LabelsAlone) and own.chosen for own in trainer.callbacks)
-        if trainer.state.status != TrainerStatus.INTERRUPTED and not compared:
+        if not (trainer.interrupted or compared):
             trainer.print(f"next: {export_command(trainer)} writes the model")
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:

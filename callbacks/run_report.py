@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor
 
 from lightning_fedssl.callback import FederatedCallback
@@ -159,12 +158,12 @@ class RunReport(FederatedCallback):
         self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
         """Write the page of the whole run, or of one that was stopped."""
-        stopped = trainer.state.status == TrainerStatus.INTERRUPTED
+        stopped = trainer.interrupted
         self._write(trainer, "stopped" if stopped else "ended")
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Write the page of a run that failed."""
-        if trainer.state.fn == TrainerFn.FITTING:
+        if trainer.training:
             self._write(trainer, f"{type(exception).__name__}: {exception}")
 
     def _write(self, trainer: Run, state: str) -> None:

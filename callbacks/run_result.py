@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
-
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.labels_alone import LabelsAlone
 from lightning_fedssl.functional.by_name import mapped
@@ -38,7 +36,7 @@ class RunResult(FederatedCallback):
         self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics
     ) -> None:
         """Write the file after ``validate`` and ``test``."""
-        if trainer.state.fn != TrainerFn.FITTING:
+        if not trainer.training:
             _write(trainer, algorithm, metrics)
 
 
@@ -58,7 +56,7 @@ def summarize_run(
     chosen = [each.chosen for each in trainer.callbacks if isinstance(each, LabelsAlone)]
     return {
         "command": str(trainer.state.fn.value) if trainer.state.fn else None,
-        "interrupted": trainer.state.status == TrainerStatus.INTERRUPTED,
+        "interrupted": trainer.interrupted,
         "method": type(algorithm).__name__,
         "round": trainer.round_index,
         "seed": trainer.seed,

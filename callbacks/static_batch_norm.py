@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
-from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor
 
 from lightning_fedssl import sampling
@@ -132,7 +131,7 @@ class StaticBatchNorm(FederatedCallback):
         stopped the run, the measurement is not counted either, because it only completes the model
         that is saved.
         """
-        self._counts = trainer.state.status != TrainerStatus.INTERRUPTED
+        self._counts = not trainer.interrupted
         self._refresh(trainer, algorithm)
         self._counts = True
 

@@ -12,7 +12,7 @@ import torch
 from lightning.fabric import Fabric
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.trainer.states import TrainerState, TrainerStatus
+from lightning.pytorch.trainer.states import RunningStage, TrainerState, TrainerStatus
 from torch import Tensor
 from torch.optim import Optimizer
 from tqdm import tqdm
@@ -149,6 +149,16 @@ class Run(ABC):
     def took_part(self, outcomes: Mapping[int, Outcome]) -> None:
         """Publish what became of the clients of the round."""
         self.participation = outcomes
+
+    @property
+    def training(self) -> bool:
+        """Whether the command is ``fit``."""
+        return self.state.stage == RunningStage.TRAINING
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal has ended the command."""
+        return self.state.status == TrainerStatus.INTERRUPTED
 
     def interrupt(self, number: int) -> None:
         """Note that a signal of this number ends the command."""

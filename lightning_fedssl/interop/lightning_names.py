@@ -97,11 +97,6 @@ class LightningNames(Run):
         return next(iter(self.checkpoint_callbacks), None)
 
     @property
-    def training(self) -> bool:
-        """Whether the command is ``fit``."""
-        return self.state.stage == RunningStage.TRAINING
-
-    @property
     def validating(self) -> bool:
         """Whether the command is ``validate``."""
         return self.state.stage == RunningStage.VALIDATING

@@ -32,8 +32,8 @@ enough to fill it."""
 FULL_BATCH = 100_000
 """Values in a batch from which on ``auto`` does not stack: one client's steps fill a CUDA device.
 
-On one NVIDIA H200 ten stacked clients gain with 31,000 (SemiFL), and lose with 197,000 (FedRGD) and
-393,000 (SAGE; benchmarks/results/gpu_rounds.csv).
+On one NVIDIA H200 ten stacked clients gain with 31,000 (SemiFL); eight with 393,000 (SAGE) take as
+long as one by one, and much more memory (benchmarks/results/gpu_rounds.csv).
 """
 
 
@@ -87,7 +87,7 @@ class LocalTraining:
             phase: What they are trained with.
             stacks: The data of this rank's clients, in the stacks of :meth:`stacks`.
         """
-        auto = cuda_stack_size(stacks[0][0]) if stacks else 1
+        auto = cuda_stack_size(list(chain.from_iterable(stacks)))
         stacks = self._stacks_of_rank(stacks, phase.fabric.device, auto)
         if all(len(stack) == 1 for stack in stacks) or not self._may_stack(phase):
             return sequential.train_clients(phase, chain.from_iterable(stacks))
@@ -171,14 +171,22 @@ def stack_size(clients_at_once: ClientsAtOnce) -> int:
     return 1 if clients_at_once == "auto" else clients_at_once
 
 
-def cuda_stack_size(data: LocalData) -> int:
-    """The clients that ``auto`` stacks on a CUDA device: ten, or one with large batches.
+def cuda_stack_size(clients: Sequence[LocalData]) -> int:
+    """The clients that ``auto`` stacks on a CUDA device: ten, or one.
+
+    One where batches are large, or where some clients have fewer samples than fill a batch: batches
+    of different sizes have separate passes, and such a step is not recorded.
 
     Args:
-        data: The data of one of them.
+        clients: The data of the clients of a rank.
     """
-    values = data.batch_size * data.images.shape[1:].numel()
-    return CUDA_STACK if values < FULL_BATCH else 1
+    sizes = set()
+    for data in clients:
+        most = data.batch_size
+        if most * data.images.shape[1:].numel() >= FULL_BATCH:
+            return 1
+        sizes.add((min(most, len(data.labeled)), min(most, len(data.unlabeled))))
+    return CUDA_STACK if len(sizes) == 1 else 1
 
 
 def _scales_loss(fabric: Fabric) -> bool:

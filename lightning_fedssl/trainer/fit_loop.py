@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStopping, EarlyStoppingReason
-from lightning.pytorch.trainer.states import TrainerStatus
 from torch.optim import Optimizer
 
 from lightning_fedssl import sampling
@@ -77,7 +76,7 @@ def fit(trainer: Run, federation: SimulatedFederation, begins: Callable[[], obje
                 sent = run_round(trainer, federation, trainer.round_index + 1)
                 stops = ends_now(trainer, federation, stop, trainer.round_index == first)
         metrics = {}
-        if trainer.state.status == TrainerStatus.INTERRUPTED:
+        if trainer.interrupted:
             checkpointing.save_missing(
                 trainer
             )  # the process may be killed before the next line has ended
