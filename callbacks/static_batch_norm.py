@@ -16,8 +16,9 @@ from lightning_fedssl import sampling
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.averaging import Sizes, sizes_of
 from lightning_fedssl.functional.batch_norm import (
+    BatchMoments,
     LayerMoments,
-    Moments,
+    Statistics,
     average_moments,
     batch_moments,
     combine_moments,
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from lightning_fedssl.state import Direction
 
 _log = logging.getLogger(__name__)
-
-Statistics = dict[str, tuple[Tensor, Tensor]]
 
 
 class StaticBatchNorm(FederatedCallback):
@@ -171,7 +170,7 @@ class StaticBatchNorm(FederatedCallback):
     @staticmethod
     def _measure(
         trainer: Run, algorithm: FederatedAlgorithm, batches: list[Tensor]
-    ) -> dict[str, list[Moments]]:
+    ) -> BatchMoments:
         """The moments of all batches of indices, which are divided among the ranks.
 
         Bitwise those of one rank.
@@ -182,7 +181,7 @@ class StaticBatchNorm(FederatedCallback):
         if trainer.world_size == 1:
             return measured
         ranks = trainer.gather(move_data_to_device(measured, torch.device("cpu")))
-        joined: dict[str, list[Moments]] = {}
+        joined: BatchMoments = {}
         for name in measured:
             uses = sum(len(of_rank[name]) for of_rank in ranks) // max(1, len(batches))
             joined[name] = []

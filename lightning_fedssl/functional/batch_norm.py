@@ -53,6 +53,9 @@ class Moments(NamedTuple):
 LayerMoments = dict[str, Moments]
 """The moments of one party by layer."""
 
+BatchMoments = dict[str, list[Moments]]
+"""Those of each batch by layer."""
+
 
 def batch_norm_layers(network: nn.Module) -> dict[str, _BatchNorm]:
     """The batch-norm layers of a network by name, without those whose statistics are frozen.
@@ -107,7 +110,7 @@ def has_static_batch_norm(network: nn.Module) -> bool:
     return any(not layer.track_running_stats and layer.running_mean is not None for layer in layers)
 
 
-def average_moments(measured: dict[str, list[Moments]]) -> Statistics:
+def average_moments(measured: BatchMoments) -> Statistics:
     """The statistics of every batch-norm layer in float64, from the moments of all batches: the
     unweighted average over batches of the means and of the unbiased variances (the code of SemiFL's
     authors, PyTorch's ``momentum=None``).
@@ -204,7 +207,7 @@ def evaluating(network: nn.Module, batch_statistics: bool = False) -> Iterator[N
             module.training = mode
 
 
-def batch_moments(network: nn.Module, batches: Iterable[Tensor]) -> dict[str, list[Moments]]:
+def batch_moments(network: nn.Module, batches: Iterable[Tensor]) -> BatchMoments:
     """Pass all batches through the network.
 
     Return the moments of every batch, in order, by batch-norm layer.
@@ -219,7 +222,7 @@ def batch_moments(network: nn.Module, batches: Iterable[Tensor]) -> dict[str, li
         ValueError: A batch has only one value per channel at a layer.
     """
     layers = batch_norm_layers(network)
-    measured: dict[str, list[Moments]] = {name: [] for name in layers}
+    measured: BatchMoments = {name: [] for name in layers}
     if not layers:
         return measured
     values: Values = []

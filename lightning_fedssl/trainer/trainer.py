@@ -50,6 +50,8 @@ from lightning_fedssl.updates.acceptance import Quarantine
 from lightning_fedssl.updates.rule import UpdateRule, check_order
 
 _DTYPES = {"64-true": torch.float64, "16-true": torch.float16, "bf16-true": torch.bfloat16}
+CheckpointPath = str | Path | None
+
 _STATES: dict[str, tuple[TrainerFn, RunningStage]] = {
     "fit": (TrainerFn.FITTING, RunningStage.TRAINING),
     "validate": (TrainerFn.VALIDATING, RunningStage.VALIDATING),
@@ -229,7 +231,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         self,
         model: FederatedAlgorithm,
         datamodule: FederatedDataModule,
-        ckpt_path: str | Path | None = None,
+        ckpt_path: CheckpointPath = None,
         federation: Callable[[Run], SimulatedFederation] = SimulatedFederation,
     ) -> None:
         """Train for ``max_rounds`` rounds, then test the last model.
@@ -250,7 +252,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         self,
         model: FederatedAlgorithm,
         datamodule: FederatedDataModule,
-        ckpt_path: str | Path | None = None,
+        ckpt_path: CheckpointPath = None,
     ) -> Metrics:
         """Evaluate on the validation images.
 
@@ -266,7 +268,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         self,
         model: FederatedAlgorithm,
         datamodule: FederatedDataModule,
-        ckpt_path: str | Path | None = None,
+        ckpt_path: CheckpointPath = None,
     ) -> Metrics:
         """Evaluate on the test images.
 
@@ -282,7 +284,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         self,
         model: FederatedAlgorithm,
         datamodule: FederatedDataModule,
-        ckpt_path: str | Path | None = None,
+        ckpt_path: CheckpointPath = None,
     ) -> Tensor | None:
         """Class probabilities of the test images, or of the new images in ``data.predict_root``.
 
@@ -306,7 +308,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         stage: str,
         model: FederatedAlgorithm,
         datamodule: FederatedDataModule,
-        ckpt_path: str | Path | None,
+        ckpt_path: CheckpointPath,
         federation: Callable[[Run], SimulatedFederation] = SimulatedFederation,
     ) -> Metrics:
         """Run a command on all ranks."""
