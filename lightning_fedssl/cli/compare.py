@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from lightning_fedssl.comparison.command import compare
 from lightning_fedssl.comparison.plan import Resolved, plan, slug
 from lightning_fedssl.comparison.suite import TAKEN, Keys, Suite, SuiteEntry, SuiteGroup
 from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.data.sources import reading
 from lightning_fedssl.trainer.setup import refuse_pair
 
 DESCRIPTION = """\
@@ -67,7 +69,10 @@ def main(
         folder = Path(options.output or f"runs/compare/{slug(Path(name).stem)}")
         reader = partial(resolve, options=passed_on, datamodule_class=datamodule_class)
         print(f"reading the configurations of {len(suite.entries)} entries", flush=True)
+        log = logging.getLogger(reading.__name__)
+        log.addFilter(is_new := new_messages())
         runs = plan(suite, reader, folder / "runs")
+        log.removeFilter(is_new)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name}: {error}") from error
     command_line = shlex.join(["lightning-fedssl", "compare", *arguments])
@@ -77,6 +82,18 @@ def main(
     command = [sys.executable, *script]
     jobs = max(1, options.jobs)
     return compare(suite, runs, folder, jobs, command, command_line, options.only)
+
+
+def new_messages() -> Callable[[logging.LogRecord], bool]:
+    """A filter that drops what it has seen: every entry reads the same files."""
+    known: set[str] = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        before = len(known)
+        known.add(record.getMessage())
+        return len(known) > before
+
+    return is_new
 
 
 def parser() -> Parser:

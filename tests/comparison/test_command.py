@@ -123,6 +123,17 @@ def test_options_of_runs_are_separated_from_those_of_the_command() -> None:
     )  # fmt: skip
 
 
+def test_what_all_entries_read_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """In each call."""
+    rows = [f"{i},{i * 7 % 5},{'ab'[i % 2]}" for i in range(100)]
+    Path("t.csv").write_text("\n".join(["id,x,label", *rows]))
+    table = ["Table", "--data.dataset.csv_file", "t.csv", "--data.dataset.label_column", "label"]
+    options = ["--model.network", "MLP", "--data.weak", "GaussianNoise", "--data.strong", "FeatureMask"]
+    for count in (1, 2):
+        assert main(["compare", "suite.yaml", "--only", "[]", *options, "--data.dataset", *table]) == 0
+        assert caplog.text.count("id: 100 different values") == count
+
+
 def test_a_method_without_a_test_accuracy_is_compared_by_the_rest(capfd: pytest.CaptureFixture[str]) -> None:
     runs = [run_of("A"), run_of("B", tested="test/odd,test/loss")]
     suite = Suite("T", [SuiteGroup("G", [run.entry for run in runs])], [0])
