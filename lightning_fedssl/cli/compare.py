@@ -58,6 +58,8 @@ def main(
             "comes first"
         )
     name = own[0]
+    log = logging.getLogger(reading.__name__)
+    is_new = new_messages()
     try:
         suite, options = read_suite(own)
         if unknown := set(options.only or ()) - {entry.label for entry in suite.entries}:
@@ -69,12 +71,12 @@ def main(
         folder = Path(options.output or f"runs/compare/{slug(Path(name).stem)}")
         reader = partial(resolve, options=passed_on, datamodule_class=datamodule_class)
         print(f"reading the configurations of {len(suite.entries)} entries", flush=True)
-        log = logging.getLogger(reading.__name__)
-        log.addFilter(is_new := new_messages())
+        log.addFilter(is_new)
         runs = plan(suite, reader, folder / "runs")
-        log.removeFilter(is_new)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name}: {error}") from error
+    finally:
+        log.removeFilter(is_new)
     command_line = shlex.join(["lightning-fedssl", "compare", *arguments])
     script = ["-m", "lightning_fedssl"]
     if datamodule_class is not FederatedDataModule:
