@@ -416,6 +416,9 @@ def test_masks_in_folders_fit_their_images(tmp_path: Path) -> None:
     border[:, 4:6], border[:, 6:] = 255, 1
     Image.fromarray(border).save(tmp_path / "test/masks/p00.png")
     assert source.load().test.labels[0, 0].tolist() == [0, 0, -1, -1, 1, 1, 1, 1]
+    nothing = np.where(border == 1, 0, border)  # beside that border, 255 is no object here either
+    Image.fromarray(nothing).save(tmp_path / "test/masks/p01.png")
+    assert source.load().test.labels[1, 0].tolist() == [0, 0, -1, -1, 0, 0, 0, 0]
     border[0, 4] = 3  # of a border that was smoothed
     Image.fromarray(border).save(tmp_path / "test/masks/p00.png")
     with pytest.raises(ValueError, match="has the value 3, and there are 2 class_names"):

@@ -200,8 +200,8 @@ def number_clients(
                 "data.dataset: test_client_ids need client_ids of the training samples"
             )
         return None, None, ()
-    known, tested = (None if part is None else list(map(_plain, part)) for part in (ids, test_ids))
-    assert known is not None
+    known = [*map(_plain, ids)]
+    tested = [*map(_plain, () if test_ids is None else test_ids)]
     try:
         if any(name != name for name in known):  # NaN
             raise TypeError("missing")
@@ -211,17 +211,14 @@ def number_clients(
             "data.dataset: identifiers of clients are of several types, or some are missing"
         ) from error
     numbers = places(names)
-    if unknown := sorted({name for name in tested or () if name is not None} - numbers.keys()):
+    if unknown := sorted({*tested} - {None, *names}):
         rank_zero_warn(
             "data.dataset: no training sample has the client "
             f"{', '.join(map(repr, unknown[:3]))} ({len(unknown)} in all), so its test samples "
             "belong to no client"
         )
-    own, of_test = (
-        None if p is None else torch.tensor([numbers.get(i, -1) for i in p])
-        for p in (known, tested)
-    )
-    return own, of_test, tuple(map(str, names))
+    own, of_test = (torch.tensor([numbers.get(i, -1) for i in p]) for p in (known, tested))
+    return own, None if test_ids is None else of_test, tuple(map(str, names))
 
 
 def _plain(value: Any) -> Any:

@@ -345,8 +345,8 @@ class MaskFolders(ImageList):
 
     Images in ``root/unlabeled``, and training images without a mask, have none. A mask is resized
     and cropped as its image is, without interpolation. Its values are the numbers of the classes,
-    and 255 marks pixels that do not count; with two classes, in a mask without a 1, every value
-    above 0 is the second one.
+    and 255 marks pixels that do not count. With two classes every value above 0 is the second one,
+    unless some mask of the part has both a 1 and a 255.
 
     Args:
         root: The folder.
@@ -393,15 +393,16 @@ class MaskFolders(ImageList):
         masks = torch.full((len(images), side, side), -1)
         for mask, image in zip(masks, images, strict=True):
             if image.label:
-                values = read_mask(image.label, side, image.path)
-                if count == 2 and 1 not in values:
-                    values.clamp_(max=1)
-                mask.copy_(torch.where(values == 255, -1, values))
-                if (largest := int(mask.max())) >= count:
-                    raise ValueError(
-                        f"data.dataset: {image.label!r} has the value {largest}, and there are "
-                        f"{count} class_names; a mask holds their numbers, from 0, or 255"
-                    )
+                mask.copy_(read_mask(image.label, side, image.path))
+        if count == 2 and not any(1 in mask and 255 in mask for mask in masks):
+            masks.clamp_(max=1)
+        masks[masks == 255] = -1
+        for mask, image in zip(masks, images, strict=True):
+            if (largest := int(mask.max())) >= count:
+                raise ValueError(
+                    f"data.dataset: {image.label!r} has the value {largest}, and there are "
+                    f"{count} class_names; a mask holds their numbers, from 0, or 255"
+                )
         return masks
 
 
