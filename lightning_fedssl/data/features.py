@@ -126,10 +126,13 @@ class FeatureExtractor:
             x = view(samples, keys).to(device)
             try:
                 features = self.backbone(x)
+            except torch.OutOfMemoryError:
+                raise
             except Exception as error:  # whatever a network raises
                 raise ValueError(
-                    f"data.backbone does not take samples {tuple(x.shape)}: {error}; choose "
-                    "another one, or its arguments (such as size: 224)"
+                    f"data.backbone does not take samples {tuple(x.shape)}: {error!r}; choose "
+                    "another one, or its arguments (such as size: 224), or see by "
+                    "FEDSSL_TRACEBACK=1 where an error of your own is"
                 ) from error
         if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(x):
             raise ValueError(

@@ -42,8 +42,12 @@ class Counting(Quarters):
 
 
 class Refusing(Counting):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
     def forward(self, x: Tensor) -> Tensor:
-        raise AssertionError("Wrong height")
+        raise self.error
 
 
 def data_of(backbone: Any, **kwargs: Any) -> ToyData:
@@ -91,8 +95,10 @@ def test_a_number_of_samples_that_the_backbone_changes_is_refused() -> None:
 
 
 def test_a_backbone_that_does_not_take_the_samples_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data\.backbone does not take samples .*Wrong height"):
-        ToyData(backbone=Refusing()).setup()
+    with pytest.raises(ValueError, match=r"data\.backbone does not take samples .*AssertionError\('Wrong height'\)"):
+        ToyData(backbone=Refusing(AssertionError("Wrong height"))).setup()
+    with pytest.raises(torch.OutOfMemoryError):  # no matter of the samples
+        ToyData(backbone=Refusing(torch.OutOfMemoryError())).setup()
 
 
 def test_own_images_take_mean_and_deviation_of_a_pretrained_network() -> None:
