@@ -82,8 +82,11 @@ class LabelsAlone(FederatedCallback):
         self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
         """Train the bound before the checkpoints and the result of the run are written."""
-        ended = not trainer.interrupted
-        if not (ended and algorithm.trains_clients and self.steps and not trainer.fast_dev_run):
+        if (
+            trainer.interrupted
+            or trainer.fast_dev_run
+            or not (algorithm.trains_clients and self.steps)
+        ):
             return
         with TemporaryDirectory() as folder:
             # Every rank trains the same bound: preparing a run waits for all ranks of the process

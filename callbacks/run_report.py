@@ -158,8 +158,7 @@ class RunReport(FederatedCallback):
         self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
         """Write the page of the whole run, or of one that was stopped."""
-        stopped = trainer.interrupted
-        self._write(trainer, "stopped" if stopped else "ended")
+        self._write(trainer, "stopped" if trainer.interrupted else "ended")
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Write the page of a run that failed."""

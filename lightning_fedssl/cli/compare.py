@@ -88,12 +88,10 @@ def main(
 
 def new_messages() -> Callable[[logging.LogRecord], bool]:
     """A filter that drops what it has seen: every entry reads the same files."""
-    known: set[str] = set()
+    first: dict[str, logging.LogRecord] = {}
 
     def is_new(record: logging.LogRecord) -> bool:
-        before = len(known)
-        known.add(record.getMessage())
-        return len(known) > before
+        return first.setdefault(record.getMessage(), record) is record
 
     return is_new
 
