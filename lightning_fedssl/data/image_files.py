@@ -179,7 +179,7 @@ def visible_folders(root: Path, left_out: Counter[str] | None = None) -> list[Pa
         if entry.is_dir():
             folders.append(entry)
         elif _is_visible(entry.name):
-            left_out[f"files {entry.suffix.lower()} beside class folders"] += 1
+            left_out[f"files *{entry.suffix.lower()} beside class folders"] += 1
     above = {root.resolve(), *root.resolve().parents}
     return [root / name for name in _entered(folders, above, left_out)]
 

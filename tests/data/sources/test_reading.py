@@ -288,7 +288,7 @@ def unlabeled(root: str) -> int:
         (["unlabeled/0.jpg", "unlabeled/@eaDir/0.jpg"], 1, "left out: @eaDir/ (1)"),
         (["unlabeled/0.jpg", "unlabeled/sub/__MACOSX/0.jpg"], 1, "left out: __MACOSX/ (1)"),
         (["unlabeled/0.jpg", "unlabeled/0_thumb.jpg"], 1, "left out: thumbnails (1)"),
-        (["train/0.png"], 0, "left out: files .png beside class folders (1)"),
+        (["train/0.png"], 0, "left out: files *.png beside class folders (1)"),
         (["train/@eaDir/a/0.png"], 0, "left out: @eaDir/ (1)"),
         (["masks/0.png"], 0, "left out: masks/ (1)"),
     ],
