@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -32,8 +32,9 @@ enough to fill it."""
 FULL_BATCH = 100_000
 """Values in a batch from which on ``auto`` does not stack: one client's steps fill a CUDA device.
 
-On one NVIDIA H200 ten stacked clients gain with 31,000 (SemiFL); eight with 393,000 (SAGE) take as
-long as one by one, and much more memory (benchmarks/results/gpu_rounds.csv).
+On one NVIDIA H200 a step of ten clients with 31,000 (SemiFL) takes 13 ms stacked and 39 on streams
+(benchmarks/results/gpu_limits.csv); a round of eight with 393,000 (SAGE) takes as long either way
+(gpu_rounds.csv).
 """
 
 
@@ -87,7 +88,7 @@ class LocalTraining:
             phase: What they are trained with.
             stacks: The data of this rank's clients, in the stacks of :meth:`stacks`.
         """
-        auto = cuda_stack_size(list(chain.from_iterable(stacks)))
+        auto = cuda_stack_size(chain.from_iterable(stacks))
         stacks = self._stacks_of_rank(stacks, phase.fabric.device, auto)
         if all(len(stack) == 1 for stack in stacks) or not self._may_stack(phase):
             return sequential.train_clients(phase, chain.from_iterable(stacks))
@@ -171,11 +172,11 @@ def stack_size(clients_at_once: ClientsAtOnce) -> int:
     return 1 if clients_at_once == "auto" else clients_at_once
 
 
-def cuda_stack_size(clients: Sequence[LocalData]) -> int:
+def cuda_stack_size(clients: Iterable[LocalData]) -> int:
     """The clients that ``auto`` stacks on a CUDA device: ten, or one.
 
-    One where batches are large, or where some clients have fewer samples than fill a batch: batches
-    of different sizes have separate passes, and such a step is not recorded.
+    One where batches are large, or where those of the clients differ in size, because some have too
+    few samples: they have separate passes, and such a step is not recorded.
 
     Args:
         clients: The data of the clients of a rank.
