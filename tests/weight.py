@@ -5,9 +5,10 @@ Part of ``make lint``:
     python tests/weight.py            # the table
     python tests/weight.py --check    # exits with 1 where a limit is passed
 
-Logic nodes are those of Python's own syntax tree that a reader has to think about: docstrings, imports, annotations and the
-texts of errors, warnings and logs do not count, so that a type that is written out and a message that names the remedy cost
-nothing. Code lines hold code: no blank lines, comments and docstrings. A limit is raised only with a reason in CHANGELOG.md.
+Logic nodes are those of Python's own syntax tree that a reader has to think about: docstrings, imports, annotations
+and the texts of errors, warnings and logs do not count, so that a type that is written out and a message that names
+the remedy cost nothing. Code lines hold code: no blank lines, comments and docstrings. A limit is raised only with a
+reason in CHANGELOG.md.
 """
 
 from __future__ import annotations
