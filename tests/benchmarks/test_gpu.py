@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from tests.local_training.helpers import clients_of
 from tests.toy import ToyData, toy_semifl, toy_trainer
 
 
@@ -30,6 +33,14 @@ def test_the_phases_of_a_round_hold_all_of_its_operators(script: Any, tmp_path: 
     assert {"labels", "views", "stacked steps", "steps of one party", "evaluation"} < found.keys()
     assert all(value >= 0 for value in found.values())
     assert found["stacked steps"] > 10 * found["labels"]
+
+
+def test_clients_differ_in_their_number_of_confident_images(script: Any) -> None:
+    everything = SimpleNamespace(mask=torch.ones(400, dtype=torch.bool))
+    label = script.partly_confident(lambda algorithm, data: everything, (4, 2))
+    shares = [float(label(None, data).mask.double().mean()) for data in clients_of((40, 40, 40))]
+    assert len(set(shares)) == 3
+    assert all(0.1 < share < 0.99 for share in shares)
 
 
 def test_every_limit_is_measured_at_small_size(script: Any) -> None:
