@@ -7,7 +7,8 @@
 #             with PYTHON=python3 it installs nothing and takes the packages that this Python has
 # make evidence  compare methods on Fashion-MNIST and CIFAR-10 with few labels: hours on two cores, resumes where it stopped
 # make deploy-demo  a real federation on this machine: a server and three nodes over Flower, with TLS; about a minute
-# The first call makes .venv with the versions in constraints.txt.
+# The first call makes .venv with the versions in constraints.txt. TORCH=cpu takes the CPU build of PyTorch (1.4 GB in place of 6), which
+# Linux without an NVIDIA driver does by itself; TORCH=gpu never does.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -17,6 +18,7 @@ WORKERS ?= 2
 SUITES ?= fashionmnist cifar10_500
 DATA ?= data
 GPU ?= runs/gpu
+TORCH ?= $(if $(filter Linux,$(shell uname -s)),$(if $(wildcard /proc/driver/nvidia /dev/nvidiactl),gpu,cpu),gpu)
 # Tests of single functions and values; those that train whole federations take longer.
 QUICK := tests/test_package.py $(wildcard $(addprefix tests/,functional models data storage system test_sampling.py \
 	test_schedules.py test_state.py test_metrics.py comparison/test_plan.py))
@@ -32,6 +34,10 @@ endif
 # Where bytecode is stored, a worker starts in two thirds of the time: it need not compile the tests and the package.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# uv knows where PyTorch's builds for CPUs are; behind a mirror that has none, pip installs the usual ones.
+CPU_TORCH := $(INSTALL) uv && UV_HTTP_RETRIES=0 $(BIN)/uv pip install --quiet --python $(BIN)/python --torch-backend cpu \
+	--constraint constraints.txt torch torchvision 2> $(VENV)/cpu_torch.log
+NO_CPU_TORCH := No CPU build of PyTorch can be reached ($(VENV)/cpu_torch.log): installing the one with CUDA, about 6 GB.
 
 .PHONY: deploy-demo fit check test slow gpu evidence lint docs clean help
 .DEFAULT_GOAL := help
@@ -83,8 +89,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "error: there is no $(PYTHON); install Python 3.10 or newer, or call: make PYTHON=/path/to/python3"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "error: $$($(PYTHON) --version) is too old; call make PYTHON=python3.11, or any Python from 3.10 on"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot make virtual environments; install its venv package (Debian, Ubuntu: apt install python3-venv)"; exit 1; }
-	@echo "Installing PyTorch, Lightning and lightning-fedssl into $(VENV): once, some minutes, about 6 GB."
+	@echo "Installing PyTorch, Lightning and lightning-fedssl into $(VENV): once, some minutes."
 	@$(PYTHON) -m venv $(VENV)
+	@if [ "$(TORCH)" = cpu ]; then $(CPU_TORCH) || echo "$(NO_CPU_TORCH)"; fi
 	@$(INSTALL) --editable .
 	@touch $@
 

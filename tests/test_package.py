@@ -153,3 +153,28 @@ def test_dependencies_and_tools_are_pinned() -> None:
     assert names - {"lightning-fedssl"} <= pins.keys()
     hooks = [h for r in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"] for h in r["hooks"]]
     assert {tool for hook in hooks for tool in hook.get("additional_dependencies", [])} == {pins["ruff"]}
+
+
+def test_the_page_of_a_package_index_has_links_with_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    build_package_page = import_module("build_package_page")
+    readme = (ROOT / "README.md").read_text("utf-8")
+    page = build_package_page.package_page(readme, "https://github.com/me/mine", "v1.0.0")
+    targets = re.findall(r"\]\(([^)]*)\)", page)
+    assert targets and all(target.startswith(("https://", "#")) for target in targets)
+    ours = [t.partition("/v1.0.0/")[2].partition("#")[0] for t in targets if "/me/mine/" in t]
+    assert len(ours) == len(build_package_page.LINK.findall(readme)) and all((ROOT / path).is_file() for path in ours)
+    assert tomllib.loads(build_package_page.project_urls("https://github.com/me/mine"))["project"]["urls"]["Source"]
+
+
+def test_the_recipe_for_conda_needs_what_the_package_needs() -> None:
+    text = (ROOT / "recipe/meta.yaml").read_text().replace("{% set", "# {% set")
+    assert f'version = "{lightning_fedssl.__version__}"' in text
+    recipe = yaml.safe_load(re.sub(r"{{ (\w+) }}", r"\1", text))
+    names = {"torch": "pytorch", "matplotlib": "matplotlib-base", "jsonargparse[signatures]": "jsonargparse"}
+    needed = set()
+    for line in pyproject()["project"]["dependencies"]:
+        name, versions = re.fullmatch(r"([\w.\[\]-]+)(.*)", line).groups()  # type: ignore[union-attr]
+        needed.add(f"{names.get(name, name.lower())} {versions}")
+    run = {line.partition("  #")[0] for line in recipe["requirements"]["run"]}
+    assert needed == {line for line in run if not line.startswith(("python ", "docstring_parser", "typeshed-client"))}
