@@ -1,9 +1,9 @@
-"""Fits README.md and pyproject.toml to a package index, where links must have an address: the release does it before it builds.
+"""Fits README.md and pyproject.toml to a package index, where links need an address: the first step of a release.
 
     python docs/build_package_page.py https://github.com/OWNER/NAME v0.1.0
 
-Pictures and links of README.md then point to the files of that tag, and the package's page names where the project is. Both
-files of the checkout are changed.
+Pictures and links of README.md then point to the files of that tag, and the package's page names where the project
+is. Both files of the checkout are changed.
 """
 
 from __future__ import annotations

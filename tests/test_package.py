@@ -161,9 +161,11 @@ def test_the_page_of_a_package_index_has_links_with_an_address(monkeypatch: pyte
     readme = (ROOT / "README.md").read_text("utf-8")
     page = build_package_page.package_page(readme, "https://github.com/me/mine", "v1.0.0")
     targets = re.findall(r"\]\(([^)]*)\)", page)
-    assert targets and all(target.startswith(("https://", "#")) for target in targets)
+    assert targets
+    assert all(target.startswith(("https://", "#")) for target in targets)
     ours = [t.partition("/v1.0.0/")[2].partition("#")[0] for t in targets if "/me/mine/" in t]
-    assert len(ours) == len(build_package_page.LINK.findall(readme)) and all((ROOT / path).is_file() for path in ours)
+    assert len(ours) == len(build_package_page.LINK.findall(readme))
+    assert all((ROOT / path).is_file() for path in ours)
     assert tomllib.loads(build_package_page.project_urls("https://github.com/me/mine"))["project"]["urls"]["Source"]
 
 
