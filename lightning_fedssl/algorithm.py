@@ -27,6 +27,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State, Sums, WeightedSum, sizes_of
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
-from lightning_fedssl.functional.by_name import taken
+from lightning_fedssl.functional.by_name import taken, without
 from lightning_fedssl.functional.frozen import freeze as freeze_weights
 from lightning_fedssl.functional.frozen import personal_names
 from lightning_fedssl.functional.optimizers import sgd
@@ -49,7 +50,8 @@ from lightning_fedssl.models.pretrained import load_weights
 from lightning_fedssl.round import Federation, Round
 from lightning_fedssl.schedules import Constant, Schedule
 from lightning_fedssl.state import Batch, ClientStore, ClientUpdate, ServerState, is_local
-from lightning_fedssl.storage.named_value import arguments_in
+from lightning_fedssl.storage import checkpoint_file
+from lightning_fedssl.storage.named_value import arguments_of, made
 from lightning_fedssl.storage.other_names import NamesKeys
 from lightning_fedssl.task import ONE_CLASS, Classification, Task
 
@@ -459,28 +461,40 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
-        cls, checkpoint_path: str | Path, *, trust: Sequence[str] = (), **kwargs: Any
+        cls,
+        checkpoint_path: str | Path,
+        *,
+        trust: Sequence[str] = (),
+        map_location: str | torch.device = "cpu",
+        strict: bool = True,
+        **kwargs: Any,
     ) -> Self:
         """The trained method of a checkpoint.
 
         The file may be somebody else's: no pickled code in it runs, and only classes of this
-        package, torch, torchvision, timm and peft are built.
+        package, torch, torchvision, timm and peft are built. Lightning's own loader, which lets a
+        file choose who builds its objects, has no part in it.
 
         Args:
             checkpoint_path: The file.
             trust: Names of modules of which the file may name any class or function, such as
                 ``["my_networks"]``.
-            **kwargs: Arguments of the method, in place of those in the file, and Lightning's
-                ``map_location`` and ``strict``.
+            map_location: The device of the method.
+            strict: Whether the file must have all tensors of the method, and no others.
+            **kwargs: Arguments of the method, in place of those in the file.
 
         Raises:
             FileNotFoundError: If there is no such file.
-            ValueError: If the file is damaged, or a class that it names is not trusted.
+            ValueError: If the file is damaged, its arguments are not those of the method, or a
+                class that it names is not trusted.
         """
-        saved = arguments_in(Path(checkpoint_path), trust, left_out=kwargs) | kwargs
-        return super().load_from_checkpoint(
-            checkpoint_path, hparams_file=None, weights_only=True, **saved
-        )
+        checkpoint = checkpoint_file.load(Path(checkpoint_path))
+        given = without(checkpoint["hyper_parameters"], kwargs)
+        model: Self = made(cls, arguments_of(cls, given, trust) | kwargs)
+        model.configure_model()
+        model.on_load_checkpoint(checkpoint)
+        model.load_state_dict(checkpoint["state_dict"], strict=strict)
+        return model.to(map_location)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Complete the evaluated model, which Lightning's ``load_from_checkpoint`` loads.

@@ -9,15 +9,14 @@ from __future__ import annotations
 import functools
 import inspect
 import pkgutil
-from collections.abc import Container, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from torch import nn
 from torch.optim import Optimizer
 
 from lightning_fedssl.schedules import Schedule
-from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.task import Task
 
 Values = dict[str, Any]
@@ -92,33 +91,86 @@ def object_of(value: Any, trust: Sequence[str] = ()) -> Any:
     if "class_path" not in value:
         return {name: object_of(part, trust) for name, part in value.items()}
     target = imported(value["class_path"], (nn.Module, Optimizer, Schedule, Task), trust)
-    arguments = object_of(value.get("init_args") or {}, trust)
-    if not isinstance(arguments, Mapping):
-        raise ValueError(
-            f"the file gives {value['class_path']} the arguments {arguments!r}; init_args must be "
-            "names with values"
-        )
+    arguments = arguments_of(target, value.get("init_args") or {}, trust)
     if isinstance(target, type) and not issubclass(target, (nn.Module, Optimizer)):
-        return target(**arguments)
+        return made(target, arguments)
     return functools.partial(target, **arguments) if arguments else target
 
 
-def arguments_in(path: Path, trust: Sequence[str] = (), left_out: Container[str] = ()) -> Values:
-    """The arguments of a method in a checkpoint, as objects.
+def arguments_of(target: Callable[..., Any], values: Any, trust: Sequence[str] = ()) -> Values:
+    """The arguments of a constructor or function that a file of anybody gives, as objects.
 
-    :func:`~lightning_fedssl.export.named_arguments` wrote them.
+    A text stays a text, and nothing looks for a class in it.
 
     Args:
-        path: The checkpoint.
+        target: The class or function.
+        values: The arguments as the file has them.
         trust: See :func:`imported`.
-        left_out: Names of arguments that are not made.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is damaged, or names a class that is not trusted.
+        ValueError: The values are not names with values; a name begins with an underscore, which
+            Lightning takes for an instruction; a text is given where the target takes an object or
+            a number; or a class that is named is not trusted.
     """
-    saved = checkpoint_file.load(path)["hyper_parameters"]
-    return {name: object_of(value, trust) for name, value in saved.items() if name not in left_out}
+    who = getattr(target, "__qualname__", target)
+    if not isinstance(values, Mapping):
+        raise ValueError(
+            f"the file gives {who} the arguments {values!r}; init_args must be names with values"
+        )
+    hints = _hints(target)
+    for name, value in values.items():
+        if not isinstance(name, str) or name.startswith("_"):
+            raise ValueError(
+                f"the file gives {who} the argument {name!r}, which is no argument of a "
+                "constructor, and nothing of it was run; do not use this file"
+            )
+        if _has_text(value) and not _takes_text(hints.get(name, Any)):
+            raise ValueError(
+                f"the file gives {who} as {name} the text {value!r}, and nothing of it was run: "
+                "class_path and init_args are expected, or a number; do not use this file"
+            )
+    return {name: object_of(value, trust) for name, value in values.items()}
+
+
+def made(target: Callable[..., Any], arguments: Values) -> Any:
+    """What a class or function returns for arguments of a file.
+
+    Args:
+        target: The class or function.
+        arguments: What :func:`arguments_of` returned.
+
+    Raises:
+        ValueError: The target does not take these arguments.
+    """
+    try:
+        return target(**arguments)
+    except TypeError as error:
+        raise ValueError(
+            f"the arguments in the file are not those of {target!r}: {error}"
+        ) from error
+
+
+def _hints(target: Callable[..., Any]) -> Values:
+    """The types of a target's arguments by name, for a class also those of its base classes."""
+    places = [target]
+    if isinstance(target, type):
+        places = [vars(base)["__init__"] for base in target.__mro__ if "__init__" in vars(base)]
+    found: Values = {}
+    for place in reversed(places):
+        with suppress(NameError, TypeError):  # types that are imported for type checkers alone
+            found |= get_type_hints(place)
+    return found
+
+
+def _takes_text(hint: Any) -> bool:
+    """Whether a value of a type may be, or contain, a text."""
+    known = hint in (Any, str, object) or get_origin(hint) is Literal
+    return known or any(map(_takes_text, get_args(hint)))
+
+
+def _has_text(value: Any) -> bool:
+    """Whether a value is, or contains, a text."""
+    return isinstance(value, str) or (isinstance(value, list) and any(map(_has_text, value)))
 
 
 def imported(path: Any, kinds: tuple[type, ...], trust: Sequence[str] = ()) -> Any:
