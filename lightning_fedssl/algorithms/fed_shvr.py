@@ -91,6 +91,8 @@ class FedSHVR(PairedBatches):
         label_alpha0: The alpha_0 of Eq. 8. ``final``: the ramp's value in the first round, whose
             labels are those of an untrained model, and the final value afterwards. ``ramped``: the
             ramp's value in every round; while it is below alpha_1, it flattens the labels.
+        label_refresh: When v is computed: once a ``round`` by the received model (line 7 of
+            Algorithm 1), or at every ``step`` by the model in training.
         control_variate: Correct gradients by d_k. It costs a model's size per client.
         averaging: ``normalized`` (Eq. 14), or the ``plain`` weighted mean of the clients' models.
         optimizer: The optimizer of a client's steps; Eq. 12 and 16 take plain SGD.
@@ -109,6 +111,7 @@ class FedSHVR(PairedBatches):
         r2: Literal["from_uniform", "to_uniform"] = "from_uniform",
         ramp_epochs: float = 50,
         label_alpha0: Literal["final", "ramped"] = "final",
+        label_refresh: Literal["round", "step"] = "round",
         control_variate: bool = True,
         averaging: Literal["normalized", "plain"] = "normalized",
         optimizer: OptimizerCallable = plain_sgd,
@@ -129,6 +132,7 @@ class FedSHVR(PairedBatches):
         self.alpha2 = alpha2
         self.r2 = kl_to_uniform if r2 == "to_uniform" else kl_from_uniform
         self.label_alpha0 = label_alpha0
+        self.label_refresh = label_refresh
         self.control_variate = control_variate
         self.averaging = averaging
         self._tau_bar: Tensor | None = None
@@ -197,8 +201,10 @@ class FedSHVR(PairedBatches):
         return PseudoLabels(labels, confidence, torch.ones_like(confidence, dtype=torch.bool))
 
     def _labels_of_round(self, data: LocalData) -> PseudoLabels | None:
-        """Labels by the received model; None if the loss does not need them."""
-        if not self.ramp.final or not len(data.unlabeled):
+        """Labels by the received model; None if the loss does not need them, or if each step makes
+        its own.
+        """
+        if self.label_refresh == "step" or not self.ramp.final or not len(data.unlabeled):
             return None
         return self.label_images(data, self.alpha0_of_labels(data.round))
 
@@ -210,10 +216,14 @@ class FedSHVR(PairedBatches):
     def unlabeled_terms(self, logits: Tensor, batch: Batch) -> list[Tensor]:
         """``alpha_0 CE(u, v)`` and ``alpha_2 r_2(f(u))``, each a mean over the images."""
         terms = [self.alpha2 * self.r2(logits).mean()]
-        alpha0 = batch["alpha0"]
         if self.ramp.final:
-            terms.insert(0, (alpha0 * soft_cross_entropy(logits, batch["v"])).mean())
+            v = batch["v"] if self.label_refresh == "round" else self._labels_now(logits.detach())
+            terms.insert(0, (batch["alpha0"] * soft_cross_entropy(logits, v)).mean())
         return terms
+
+    def _labels_now(self, logits: Tensor) -> Tensor:
+        """Labels of a batch by the model in training (Eq. 8): ``(batch, classes)``."""
+        return sharpen(logits, self.alpha0_of_labels(self.current_round.index), self.alpha1)
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
         """Store the client's mean step for Eq. 15."""

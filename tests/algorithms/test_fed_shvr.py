@@ -222,6 +222,20 @@ def test_eq_8_takes_the_final_alpha_0_while_the_ramp_grows_or_the_one_of_the_rou
             torch.testing.assert_close(labels, (exponent * logits).softmax(dim=1).to(labels.dtype))
 
 
+@pytest.mark.parametrize("alpha1", [0.75, 0.0])
+def test_labels_made_at_each_step_are_those_of_the_model_in_training(alpha1: float) -> None:
+    algorithm = toy_shvr(label_refresh="step", alpha0=0.6, alpha1=alpha1, alpha2=0.0)
+    work, _ = started(algorithm, uneven_clients())
+    with torch.no_grad():
+        next(algorithm.parameters()).add_(1.0)  # as if steps had been taken
+    batch = work.batch(0)
+    logits = algorithm(batch["u"])
+    labels = nn.functional.one_hot(logits.argmax(dim=1), 3) if alpha1 == 0 else (0.8 * logits).softmax(dim=1).detach()
+    unlabeled = -(labels * logits.log_softmax(dim=1)).sum(dim=1).mean()
+    of_labeled = nn.functional.cross_entropy(algorithm(batch["x"]), batch["y"])
+    torch.testing.assert_close(algorithm.training_step(batch, 0), of_labeled + 0.6 * unlabeled)
+
+
 # Steps and draws.
 
 

@@ -21,6 +21,7 @@ def papers(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     [
         ("fed_shvr", "fedshvr 0.75 0.1", "FedSHVR"),
         ("fed_shvr", "fedavg 600", "FedAvg"),
+        ("readings", "fedshvr 0.75 0", "FedSHVR"),
         ("fedrgd", "norm, ResNet", "FedRGD"),
         ("fedrgd", "half, 100 labels", "FedRGD"),
         ("semi_sfl", "Semi-SFL, adaptive K_s", "SemiSFL"),

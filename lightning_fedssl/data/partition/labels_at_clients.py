@@ -54,7 +54,7 @@ class _LabelsAtClients(Partition):
         classes = asked.num_classes
         members = list(map(generator.permutation, positions_by_class(asked.labels, classes)))
         count = (self.deal_as or 0) if asked.num_labels == "all" else asked.num_labels
-        own = [self.classes_of(client, classes) for client in range(asked.num_clients)]
+        own = self.classes_of_clients(asked.num_clients, classes, generator)
         quotas = label_quotas(count, own)
         quotas = np.pad(quotas, ((0, 0), (0, classes - quotas.shape[1])))
         labeled, pool = take(members, quotas)
@@ -66,8 +66,14 @@ class _LabelsAtClients(Partition):
         clients = ClientList(labeled.sorted(), unlabeled.sorted())
         return FederatedSplit(asked.seed, labeled.values[:0], clients)
 
+    def classes_of_clients(
+        self, num_clients: int, num_classes: int, generator: Generator
+    ) -> list[list[int]]:
+        """The classes every client has labels of."""
+        return [self.classes_of(client, num_classes) for client in range(num_clients)]
+
     def classes_of(self, client: int, num_classes: int) -> list[int]:
-        """The classes a client has labels of."""
+        """The classes a client has labels of, by a rule without draws."""
         raise NotImplementedError
 
     def unlabeled_counts(self, sizes: Counts, quotas: Counts, generator: Generator) -> Counts:
@@ -120,39 +126,66 @@ class Stratified(_LabelsAtClients):
 
 
 class LabeledClasses(_LabelsAtClients):
-    """Labels of few classes at each client.
+    """Labels of few classes at each client, as many of each.
 
-    Each class's unlabelled images are assigned by a Dirichlet(alpha) draw.
-
-    Client k has labels of the classes ``c k, .., c k + c - 1`` modulo their number, as many of
-    each. The unlabelled images of a class go to the clients in the drawn proportions, rounded by
-    largest remainder, with no rule on sizes: a client may get none. The paper says "two digits" and
-    "Dir_10(0.1)"; which two, and the direction of the draw, are ours.
+    The unlabelled images of a class go to the clients in the proportions of a Dirichlet(alpha)
+    draw, rounded by largest remainder, with no rule on sizes: a client may get none. The paper says
+    "two digits" and "Dir_10(0.1)"; which two, and what is drawn, are ours.
 
     Args:
         classes_per_client: c, classes a client has labels of.
         alpha: Concentration of the unlabelled images; the smaller, the more uneven.
+        pairs: ``even``: client k has labels of the classes ``c k, .., c k + c - 1`` modulo their
+            number. ``random``: a random order of the classes is cut into groups of c for the first
+            clients, so that each class is somewhere, and all others draw c classes each.
+        draws: ``per_class``: a draw for every class, so that clients differ in their mixture of
+            classes; ``amounts``: one draw for all classes, so that they differ in their number of
+            images alone.
         deal_as: With ``data.num_labels: all``, assign as if that many were labelled, so that each
             client holds the same images as in that run; if left out, every image is assigned as an
             unlabelled one.
     """
 
     def __init__(
-        self, classes_per_client: int = 2, alpha: float = 0.1, deal_as: int | None = None
+        self,
+        classes_per_client: int = 2,
+        alpha: float = 0.1,
+        pairs: Literal["even", "random"] = "even",
+        draws: Literal["per_class", "amounts"] = "per_class",
+        deal_as: int | None = None,
     ) -> None:
         super().__init__(deal_as)
-        self.classes_per_client = above_0(
-            "LabeledClasses", "classes_per_client", classes_per_client
-        )
-        self.alpha = above_0("LabeledClasses", "alpha", alpha)
+        name = "LabeledClasses"
+        self.classes_per_client = above_0(name, "classes_per_client", classes_per_client)
+        self.alpha = above_0(name, "alpha", alpha)
+        self.pairs = require(name, "pairs", pairs, pairs in ("even", "random"), "even or random")
+        known = draws in ("per_class", "amounts")
+        self.draws = require(name, "draws", draws, known, "per_class or amounts")
 
     def classes_of(self, client: int, num_classes: int) -> list[int]:
         """``c`` neighbouring classes, beginning where the last client's end."""
         return _neighbours(client * self.classes_per_client, self.classes_per_client, num_classes)
 
+    def classes_of_clients(
+        self, num_clients: int, num_classes: int, generator: Generator
+    ) -> list[list[int]]:
+        """Neighbouring or random classes, by ``pairs``; see the base class."""
+        neighbours = super().classes_of_clients(num_clients, num_classes, generator)
+        if self.pairs == "even":
+            return neighbours
+        order = generator.permutation(num_classes)
+        found = []
+        for client, even in enumerate(neighbours):
+            own = order[client * self.classes_per_client :][: len(even)]
+            others = generator.permutation(np.setdiff1d(order, own))
+            found.append(sorted([*own, *others[: len(even) - len(own)]]))
+        return found
+
     def unlabeled_counts(self, sizes: Counts, quotas: Counts, generator: Generator) -> Counts:
-        """One Dirichlet draw over the clients per class; see the base class."""
-        draws = dirichlet_rows(self.alpha, len(sizes), len(quotas), generator)
+        """One Dirichlet draw over the clients per class, or for all; see the base class."""
+        count = 1 if self.draws == "amounts" else len(sizes)
+        draws = dirichlet_rows(self.alpha, count, len(quotas), generator)
+        draws = np.broadcast_to(draws, (len(sizes), len(quotas)))
         return np.stack(list(map(largest_remainder, sizes, draws)), axis=1)
 
 

@@ -67,6 +67,27 @@ def test_labeled_classes_gives_two_digits_a_client_and_every_digit_60_labels() -
     assert counts(split, MNIST, 1).std() > 1000
 
 
+def test_random_pairs_differ_by_seed_and_no_class_is_left_out() -> None:
+    pairs = [
+        [
+            np.flatnonzero(row).tolist()
+            for row in counts(draw(LabeledClasses(pairs="random"), MNIST, 10, 600, s), MNIST, 0)
+        ]
+        for s in range(3)
+    ]
+    assert pairs[0] != pairs[1] != pairs[2]
+    for of_seed in pairs:
+        assert [len(pair) for pair in of_seed] == [2] * 10
+        assert sorted(label for pair in of_seed[:5] for label in pair) == list(range(10))
+
+
+def test_with_amounts_clients_differ_in_their_number_of_images_alone() -> None:
+    unlabeled = counts(draw(LabeledClasses(draws="amounts", alpha=25.0), MNIST, 10, 600), MNIST, 1)
+    mixtures = unlabeled / unlabeled.sum(axis=1, keepdims=True)
+    assert mixtures.std(axis=0).max() < 0.001
+    assert unlabeled.sum(axis=1).std() > 500
+
+
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("sizes", ["dirichlet", "equal"])
 def test_mismatch_ratio_is_exact_to_one_image(ratio: float, sizes: Any) -> None:
@@ -101,7 +122,15 @@ def test_when_a_class_runs_out_the_others_make_up_for_it_and_it_is_said() -> Non
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.sampled_from([Stratified(), LabeledClasses(3, 0.05), ClassMismatch(0.7, 4, 0.01), ClassMismatch(0.2, 10, 5.0)]),
+    st.sampled_from(
+        [
+            Stratified(),
+            LabeledClasses(3, 0.05),
+            LabeledClasses(3, 0.05, "random", "amounts"),
+            ClassMismatch(0.7, 4, 0.01),
+            ClassMismatch(0.2, 10, 5.0),
+        ]
+    ),
     st.integers(1, 17),
     st.integers(0, 40),
     st.integers(0, 5),
