@@ -65,6 +65,7 @@ _MODULES = {
         LoadedData LocalData MaskFolders NaturalClients PairedDirichlet Partition PerSample Pooled
         Scaling Shards Signals SiteFolders SplitRequest Stratified Table TimeMask Views Visits
     """,
+    "functional.optimizers": "FedOpt",
     "models": """
         AlexNet Backbone CNN CNN13 EMNISTCNN MLP Network NetworkFactory NormKind RandomKernels
         ResNet18 ResNet8 ResNet9 SVHNCNN SignalCNN StaticBatchNorm2d TimmBackbone TimmLoRA UNet

@@ -219,7 +219,8 @@ class _Softmax(Task):
         self.class_weights = class_weights
         self.label_smoothing = label_smoothing
         self.criterion = criterion
-        self._weights = torch.tensor(weights, dtype=torch.float32)
+        self._weights = torch.tensor(weights, dtype=torch.float64)
+        self._cast_weights = self._weights  # to the outputs' type and device
         self._losses = criterion() if criterion else None
 
     def tidied(self, targets: Tensor) -> Tensor:
@@ -267,8 +268,10 @@ class _Softmax(Task):
         """The weight of each class, or None."""
         if self.class_weights is None:
             return None
-        self._weights = self._weights.to(outputs.device)  # once: a copy waits for the device
-        return self._weights.to(outputs.dtype)
+        cast = self._cast_weights
+        if cast.dtype != outputs.dtype or cast.device != outputs.device:
+            self._cast_weights = self._weights.to(outputs)  # once: a copy waits for the device
+        return self._cast_weights
 
     def _weights_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The weight of each target's class, 0 where it is missing."""

@@ -165,7 +165,9 @@ def test_weights_and_smoothing_count_for_true_labels_alone() -> None:
     assert smooth.item() == pytest.approx(0.75 * right + 0.25 * wrong)
     both = Classification([0.3, 1.7], label_smoothing=0.5)
     both.labeled_loss(outputs.bfloat16(), y)
-    assert both.labeled_loss(outputs, y) == F.cross_entropy(outputs, y, torch.tensor([0.3, 1.7]), label_smoothing=0.5)
+    for exact in (outputs, outputs.double()):
+        weights = torch.tensor([0.3, 1.7], dtype=exact.dtype)
+        assert both.labeled_loss(exact, y) == F.cross_entropy(exact, y, weights, label_smoothing=0.5)
 
 
 @pytest.mark.parametrize(

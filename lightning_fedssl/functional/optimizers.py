@@ -1,5 +1,5 @@
-"""Default optimizers, how one is built, and a check for methods whose equations hold for plain SGD
-alone.
+"""Default optimizers, FedOpt for the server's step, how an optimizer is built, and a check for
+methods whose equations hold for plain SGD alone.
 
 The defaults are functions and not lambdas: of a lambda jsonargparse may keep the arguments where a
 configuration names SGD with other arguments, or take the default of the base class instead, and it
@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -44,6 +45,67 @@ def nesterov_sgd(parameters: Iterable[Tensor]) -> Optimizer:
 def half_momentum(parameters: Iterable[Tensor]) -> Optimizer:
     """The default optimizer of SemiFL's aggregation: SGD with learning rate 1 and momentum 0.5."""
     return torch.optim.SGD(parameters, lr=1.0, momentum=0.5)
+
+
+class FedOpt(Optimizer):
+    """FedAdam, FedYogi and FedAdagrad: the server's step as printed, for
+    ``model.aggregation_optimizer``.
+
+    With the mean update as gradient g: ``m = beta_1 m + (1 - beta_1) g`` and ``w = w - lr m /
+    (sqrt(v) + tau)``. v starts at ``tau^2`` and is ``beta_2 v + (1 - beta_2) g^2`` (Adam),
+    ``v - (1 - beta_2) g^2 sign(v - g^2)`` (Yogi) or ``v + g^2`` (Adagrad). ``torch.optim.Adam``
+    also corrects the bias of the first steps.
+
+    Source: S. Reddi et al., "Adaptive Federated Optimization", ICLR 2021, arXiv 2003.00295,
+    Algorithm 2.
+
+    Args:
+        params: The global weights, or groups of them.
+        lr: The server's learning rate.
+        betas: beta_1 and beta_2; the paper's Adagrad has beta_1 = 0.
+        tau: The degree of adaptivity; the smaller, the more adaptive.
+        rule: How v changes.
+
+    Raises:
+        ValueError: If a value is out of its range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float = 0.01,
+        betas: tuple[float, float] = (0.9, 0.99),
+        tau: float = 1e-3,
+        rule: Literal["adam", "yogi", "adagrad"] = "adam",
+    ) -> None:
+        if not (lr > 0 and tau > 0 and all(0 <= beta < 1 for beta in betas)):
+            raise ValueError(
+                f"lr is {lr}, tau {tau} and betas {betas}: give an lr and a tau above 0, and betas "
+                "from 0 to below 1"
+            )
+        if rule not in ("adam", "yogi", "adagrad"):
+            raise ValueError(f"rule is {rule}: give adam, yogi or adagrad")
+        super().__init__(params, {"lr": lr, "betas": betas, "tau": tau, "rule": rule})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        """One step from the weights' gradients; there is no closure."""
+        for group in self.param_groups:
+            beta_1, beta_2 = group["betas"]
+            for weight in group["params"]:
+                state = self.state[weight]
+                if not state:
+                    state["m"] = torch.zeros_like(weight)
+                    state["v"] = torch.full_like(weight, group["tau"] ** 2)
+                squared = weight.grad.square()
+                state["m"].lerp_(weight.grad, 1 - beta_1)
+                if group["rule"] == "adam":
+                    state["v"].lerp_(squared, 1 - beta_2)
+                elif group["rule"] == "yogi":
+                    state["v"] -= (1 - beta_2) * squared * (state["v"] - squared).sign()
+                else:
+                    state["v"] += squared
+                weight.addcdiv_(state["m"], state["v"].sqrt() + group["tau"], value=-group["lr"])
 
 
 def build_optimizer(factory: OptimizerCallable, weights: Sequence[Tensor], key: str) -> Optimizer:

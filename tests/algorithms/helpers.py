@@ -48,7 +48,7 @@ from lightning_fedssl.data import (
 )
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
-from lightning_fedssl.functional.optimizers import half_momentum
+from lightning_fedssl.functional.optimizers import FedOpt, half_momentum
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.models import Network
 from lightning_fedssl.state import ClientUpdate, ServerState
@@ -223,7 +223,7 @@ def task_method(method: Any, task: Task, label_location: str = "server", **kwarg
     return partial(toy_of, method, task, **kwargs), partial(data_of, task, label_location=label_location)
 
 
-ADAM = {"optimizer": torch.optim.AdamW, "aggregation_optimizer": torch.optim.Adam, "keep_client_optimizer": True}
+ADAM = {"optimizer": torch.optim.AdamW, "aggregation_optimizer": FedOpt, "keep_client_optimizer": True}
 METHODS: dict[str, Any] = {
     "semifl": (toy_semifl, ToyData),
     "fl2": (toy_fl2, ToyData),

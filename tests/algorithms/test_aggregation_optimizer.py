@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from lightning_fedssl.functional.averaging import WeightedSum
+from lightning_fedssl.functional.optimizers import FedOpt
 from lightning_fedssl.state import ServerState
 from tests.toy import toy_fedavg
 
@@ -47,22 +49,17 @@ def fedavgm(beta: float) -> list[float]:
     return found
 
 
-def fedadagrad(lr: float, tau: float) -> list[float]:
-    """Reddi et al., Algorithm 2 without beta_1: ``v = v + g^2``, ``w = w - lr g / (sqrt(v) + tau)``."""
-    w, v, found = 1.0, 0.0, []
+def fedopt(rule: str, beta: float) -> list[float]:
+    """Reddi et al., Algorithm 2, with lr 0.1, beta_2 = 0.99 and tau = 0.2: v begins with 0.04."""
+    w, m, v, found = 1.0, 0.0, 0.04, []
     for g in UPDATES:
-        v += g**2
-        w -= lr * g / (v**0.5 + tau)
-        found.append(w)
-    return found
-
-
-def fedadam(lr: float, tau: float) -> list[float]:
-    """Algorithm 2 with beta_1 = 0.9 and beta_2 = 0.99, and torch's correction of the first steps' bias."""
-    w, m, v, found = 1.0, 0.0, 0.0, []
-    for t, g in enumerate(UPDATES, start=1):
-        m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g**2
-        w -= lr * (m / (1 - 0.9**t)) / ((v / (1 - 0.99**t)) ** 0.5 + tau)
+        m = beta * m + (1 - beta) * g
+        v = {
+            "adam": 0.99 * v + 0.01 * g**2,
+            "yogi": v - 0.01 * g**2 * math.copysign(1, v - g**2),
+            "adagrad": v + g**2,
+        }[rule]
+        w -= 0.1 * m / (math.sqrt(v) + 0.2)
         found.append(w)
     return found
 
@@ -72,12 +69,20 @@ def fedadam(lr: float, tau: float) -> list[float]:
     [
         (None, averaged()),
         (partial(torch.optim.SGD, lr=1), averaged()),
-        (partial(torch.optim.Adagrad, lr=0.1, eps=1e-3), fedadagrad(0.1, 1e-3)),
-        (partial(torch.optim.Adam, lr=0.1, betas=(0.9, 0.99), eps=1e-3), fedadam(0.1, 1e-3)),
+        (partial(FedOpt, lr=0.1, tau=0.2), fedopt("adam", 0.9)),
+        (partial(FedOpt, lr=0.1, tau=0.2, rule="yogi"), fedopt("yogi", 0.9)),
+        (partial(FedOpt, lr=0.1, tau=0.2, rule="adagrad", betas=(0, 0.99)), fedopt("adagrad", 0)),
     ],
 )
 def test_a_step_is_that_of_the_paper(optimizer: Any, expected: list[float]) -> None:
     assert trajectory(optimizer) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("wrong", [{"lr": 0.0}, {"tau": 0.0}, {"betas": (0.9, 1.0)}, {"rule": "amsgrad"}])
+def test_values_out_of_range_are_refused_by_the_key(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(ValueError, match=rf"^model\.aggregation_optimizer: .*{name}"):
+        toy_fedavg(aggregation_optimizer=partial(FedOpt, **wrong))
 
 
 def test_the_momentum_of_semifl_is_that_of_sgd_in_the_last_bit() -> None:

@@ -48,18 +48,19 @@ def test_a_step_of_the_tuning_by_hand() -> None:
     """Two clients, two classes, rows of one number; all rows in one step of rate 0.5."""
     algorithm = ProxyFL(network=nn.Identity, proxy_epochs=1, proxy_batch_size=4, proxy_lr=0.5)
     algorithm.current_round = Round(1)
-    uploaded = torch.tensor([[[0.0], [4.0]], [[2.0], [8.0]]]).double()
-    mean = uploaded.mean(dim=0)  # 1 and 6, so the margin is 5
+    uploaded = torch.tensor([[[0.0], [4.3]], [[2.2], [8.0]]], dtype=torch.float64)
+    mean = uploaded.mean(dim=0)  # 1.1 and 6.15, so the margin is 5.05
     gradient = [0.0, 0.0]
-    for row, label in ((0.0, 0), (4.0, 1), (2.0, 0), (8.0, 1)):
-        scores = [math.exp(-abs(row - mean[c].item()) - 5 * (c == label)) for c in (0, 1)]
+    for row, label in ((0.0, 0), (4.3, 1), (2.2, 0), (8.0, 1)):
+        scores = [math.exp(-abs(row - mean[c].item()) - 5.05 * (c == label)) for c in (0, 1)]
         for c in (0, 1):  # d loss / d distance_c = [c is the label] - softmax_c
             slope = (c == label) - scores[c] / sum(scores)
             gradient[c] += slope * math.copysign(1, mean[c].item() - row) / 4
 
     tuned = algorithm.tune_proxies(mean, uploaded)
 
-    assert tuned.flatten().tolist() == pytest.approx([m.item() - 0.5 * g for m, g in zip(mean, gradient, strict=True)])
+    by_hand = [m.item() - 0.5 * g for m, g in zip(mean, gradient, strict=True)]
+    assert tuned.flatten().tolist() == pytest.approx(by_hand, abs=1e-12, rel=0)
 
 
 def test_a_client_counts_the_labels_of_its_last_epoch() -> None:

@@ -42,9 +42,9 @@ class ServerPhases(FederatedAlgorithm):
         server_weight: With ``parallel``, the server's share in the average.
         aggregation_optimizer: The optimizer of the server's step, with the mean update ``w - mean``
             as gradient and a constant learning rate; null takes the mean. SGD with learning rate 1
-            and momentum beta_g is FedAvgM; ``Adam`` and ``Adagrad`` are FedAdam and FedAdagrad (S.
-            Reddi et al., "Adaptive Federated Optimization", ICLR 2021, arXiv 2003.00295,
-            Algorithm 2), up to Adam's bias correction; tau is ``eps``. With ``parallel`` the step
+            and momentum beta_g is FedAvgM;
+            :class:`~lightning_fedssl.functional.optimizers.FedOpt` is FedAdam, FedYogi and
+            FedAdagrad. With ``parallel`` the step
             starts from the weights that the server has trained, as in the code of SemiFL's authors
             (``update_parallel``).
         server_view: The view of the labelled images that the server trains on.
