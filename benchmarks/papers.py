@@ -99,19 +99,23 @@ def fed_shvr(settings: dict[str, Any]) -> Iterator[Cell]:
             yield Cell(key, [f"{config}_{split.split('_')[0]}.yaml", model, common])
 
 
-_ROWS = [f"fedshvr {a} {b}" for a in (0, 0.75) for b in (0, 0.1)]
+SHVR_ROWS = [f"fedshvr {a} {b}" for a in (0, 0.75) for b in (0, 0.1)]
 READINGS: list[tuple[str, str, list[str]]] = [
-    ("step 0.3", "noniid", _ROWS),
-    ("step 0.3, labels 0.6", "noniid", _ROWS[2:]),
-    ("default", "noniid_dir01", _ROWS),
-    ("step 0.3", "noniid_dir01", _ROWS),
-    ("default", "noniid_random", _ROWS[::2]),
-    ("step 0.3", "noniid_random", _ROWS[::2]),
-    ("step 0.3", "noniid_amounts", _ROWS),
-    ("step 0.3", "iid", _ROWS),
-    ("step 0.2", "noniid", _ROWS),
-    ("default", "noniid_amounts", _ROWS),
-    *((variant, split, _ROWS) for split in list(SHVR_SPLITS)[1:] for variant in ("default", *list(SHVR_VARIANTS)[3:])),
+    ("step 0.3", "noniid", SHVR_ROWS),
+    ("step 0.3, labels 0.6", "noniid", SHVR_ROWS[2:]),
+    ("default", "noniid_dir01", SHVR_ROWS),
+    ("step 0.3", "noniid_dir01", SHVR_ROWS),
+    ("default", "noniid_random", SHVR_ROWS[::2]),
+    ("step 0.3", "noniid_random", SHVR_ROWS[::2]),
+    ("step 0.3", "noniid_amounts", SHVR_ROWS),
+    ("step 0.3", "iid", SHVR_ROWS),
+    ("step 0.2", "noniid", SHVR_ROWS),
+    ("default", "noniid_amounts", SHVR_ROWS),
+    *(
+        (variant, split, SHVR_ROWS)
+        for split in list(SHVR_SPLITS)[1:]
+        for variant in ("default", *list(SHVR_VARIANTS)[3:])
+    ),
 ]
 """Readings of the text: variants and splits, those that tell most first."""
 
@@ -351,7 +355,7 @@ def main() -> None:
     for seed in options.seeds:
         for cell in cells(settings):
             key = {name: str(value) for name, value in {**cell.key, "seed": seed}.items()}
-            if (options.only and cell.key[name] not in options.only) or _is_known(path, key):
+            if (options.only and cell.key[name] not in options.only) or is_known(path, key):
                 continue
             began, clock = time.process_time(), time.perf_counter()
             folder = Path("runs", "papers", options.table, slug(" ".join(key.values())))
@@ -362,21 +366,22 @@ def main() -> None:
             found |= {column: fmean(values) for column, values in late.items() if values}
             found |= {"cpu_s": time.process_time() - began, "wall_s": time.perf_counter() - clock}
             device = torch.cuda.get_device_name() if options.accelerator == "cuda" else "CPU"
-            _append(path, key | {column: f"{value:.5g}" for column, value in found.items()} | {"device": device})
+            append(path, key | {column: f"{value:.5g}" for column, value in found.items()} | {"device": device})
 
 
 def _value(text: str) -> Any:
     return int(text) if text.isdecimal() else float(text) if text.replace(".", "", 1).isdecimal() else text
 
 
-def _is_known(path: Path, key: dict[str, str]) -> bool:
+def is_known(path: Path, key: dict[str, str]) -> bool:
+    """Whether a file has a row with these values."""
     if not path.is_file():
         return False
     with path.open(newline="", encoding="utf-8") as file:
         return any(all(row.get(name, value) == value for name, value in key.items()) for row in csv.DictReader(file))
 
 
-def _append(path: Path, row: dict[str, str]) -> None:
+def append(path: Path, row: dict[str, str]) -> None:
     """Append a row; a file that exists keeps its columns."""
     print(*row.values(), flush=True)
     new = not path.is_file()

@@ -36,10 +36,10 @@ def test_a_row_is_a_run(papers: Any, table: str, name: str, method: str) -> None
     assert trainer.max_rounds == 7
 
 
-def test_a_row_that_is_there_is_known_and_a_file_keeps_its_columns(papers: Any) -> None:
+def test_a_row_that_is_thereis_known_and_a_file_keeps_its_columns(papers: Any) -> None:
     path = Path("a.csv")
-    papers._append(path, {"cell": "x", "seed": "0", "accuracy": "0.5"})
-    papers._append(path, {"cell": "x", "seed": "1", "accuracy": "0.6", "loss": "1"})
+    papers.append(path, {"cell": "x", "seed": "0", "accuracy": "0.5"})
+    papers.append(path, {"cell": "x", "seed": "1", "accuracy": "0.6", "loss": "1"})
     assert path.read_text() == "cell,seed,accuracy\nx,0,0.5\nx,1,0.6\n"
-    assert papers._is_known(path, {"cell": "x", "seed": "1", "rounds": "3"})  # a column that the file does not have
-    assert not papers._is_known(path, {"cell": "x", "seed": "2"})
+    assert papers.is_known(path, {"cell": "x", "seed": "1", "rounds": "3"})  # a column that the file does not have
+    assert not papers.is_known(path, {"cell": "x", "seed": "2"})
