@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -88,7 +88,7 @@ class FedOpt(Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "tau": tau, "rule": rule})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """One step from the weights' gradients; there is no closure."""
         for group in self.param_groups:
             beta_1, beta_2 = group["betas"]
