@@ -529,7 +529,8 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
     def _evaluation_step(self, batch: tuple[Tensor, Tensor], stage: str) -> Tensor:
         x, y = batch
         logits: Tensor = self(x)
-        self.log(f"{stage}/loss", self.task.labeled_loss(logits, y), batch_size=len(y))
+        weight = self.task.labeled_weight(logits, y)  # so that the batches' size does not matter
+        self.log(f"{stage}/loss", self.task.labeled_loss(logits, y), batch_size=weight)
         return logits
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -133,12 +133,18 @@ class Task(ABC):
         """The loss of each true label times its weight, 0 where it is missing."""
         return self.entry_losses(outputs, targets)
 
+    def labeled_weight(self, outputs: Tensor, targets: Tensor) -> Tensor | int:
+        """The number by which :meth:`labeled_loss` divides: the weight of a batch among others."""
+        return self.known(targets).sum()
+
     @abstractmethod
     def probabilities(self, outputs: Tensor) -> Tensor:
         """What ``predict`` returns and metrics see, in the shape of ``outputs``."""
 
-    def unit(self) -> dict[str, float]:
-        """The ``mean`` and ``std`` by which outputs become numbers in the unit of the data."""
+    def unit(self) -> dict[str, Any]:
+        """The ``mean`` and ``std`` by which outputs become numbers in the unit of the data: a
+        number, or one for each output.
+        """
         return {}
 
     def distances(self, outputs: Tensor, others: Tensor) -> Tensor:
@@ -207,7 +213,7 @@ class _Softmax(Task):
         label_smoothing: float = 0.0,
         criterion: Callable[[], nn.Module] | None = None,
     ) -> None:
-        weights = class_weights or [1]
+        weights = [1.0] if class_weights is None else _numbers("class_weights", class_weights)
         usable = all(0 <= weight < math.inf for weight in weights) and sum(weights) > 0
         made = isinstance(criterion, nn.Module) or (criterion and label_smoothing)
         if not 0 <= label_smoothing <= 1 or not usable or made:
@@ -216,7 +222,7 @@ class _Softmax(Task):
                 f"{class_weights}: give a share from 0 to 1, weights of 0 or more, not all 0, and "
                 "criterion as a class or functools.partial of one, without label_smoothing"
             )
-        self.class_weights = class_weights
+        self.class_weights = None if class_weights is None else weights
         self.label_smoothing = label_smoothing
         self.criterion = criterion
         self._weights = torch.tensor(weights, dtype=torch.float64)
@@ -239,9 +245,12 @@ class _Softmax(Task):
         """The sum of :meth:`labeled_losses`, divided by that of the weights."""
         if self.class_weights is None and not self.label_smoothing and self.criterion is None:
             return self.loss(outputs, targets)
-        weights = self._weights_of(outputs, targets)
         losses = self.labeled_losses(outputs, targets)
-        return losses.sum() / weights.sum().clamp(min=1e-7)
+        return losses.sum() / self._weights_of(outputs, targets).sum().clamp(min=1e-7)
+
+    def labeled_weight(self, outputs: Tensor, targets: Tensor) -> Tensor | int:
+        """See the base class."""
+        return self._weights_of(outputs, targets).sum()
 
     def labeled_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy with the weights of the classes, as PyTorch has it, or the task's own loss
@@ -347,6 +356,11 @@ class Classification(_Softmax):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean cross-entropy of a batch, of classes or of probabilities."""
         return F.cross_entropy(outputs, targets)
+
+    def labeled_weight(self, outputs: Tensor, targets: Tensor) -> Tensor | int:
+        """See the base class."""
+        weighted = self.class_weights is not None
+        return super().labeled_weight(outputs, targets) if weighted else len(targets)
 
     def confident_targets(self, pseudo: PseudoLabels) -> Tensor:
         """The labels: a method leaves out whole samples, by their mask."""
@@ -484,29 +498,48 @@ class Regression(Task):
     There is no confidence, so no pseudo-label: only methods without one can train.
 
     Args:
-        mean: Subtracted from the targets before training; predictions are in the data's unit.
-        std: The targets are divided by it. Give the rough size of their spread.
+        mean: Subtracted from the targets before training; predictions are in the data's unit. One
+            number, or one for each output.
+        std: The targets are divided by it. Give the rough size of their spread, of each output
+            where outputs differ in unit or size.
         bins: Quantiles of the first number that partition and validation see as classes.
     """
 
-    metrics = ("mae", "r2", "largest_errors")
+    metrics = ("mae", "r2", "largest_errors", "mae_each")
     larger_is_better = False
     is_share = False
     outputs = "numbers in the unit of the data (of model.safetensors after target_normalization)"
 
-    def __init__(self, mean: float = 0.0, std: float = 1.0, bins: int = 5) -> None:
-        if not (0 < std < math.inf and math.isfinite(mean)) or bins < 1:
+    def __init__(
+        self,
+        mean: float | Sequence[float] = 0.0,
+        std: float | Sequence[float] = 1.0,
+        bins: int = 5,
+    ) -> None:
+        self.mean, self.std = (
+            value if isinstance(value, (int, float)) else _numbers(name, value)
+            for name, value in (("mean", mean), ("std", std))
+        )
+        self._mean, self._std = (
+            torch.tensor(value, dtype=torch.float64) for value in (self.mean, self.std)
+        )
+        finite = self._mean.isfinite().all() and self._std.isfinite().all()
+        if not finite or not (self._std > 0).all() or bins < 1:
             raise ValueError(
                 f"data.task: mean is {mean}, std {std} and bins {bins}; give finite numbers, a std "
                 "above 0, and 1 bin or more"
             )
-        self.mean = mean
-        self.std = std
         self.bins = bins
 
     def checked(self, targets: Tensor, num_classes: int, who: str, least: int = 0) -> Tensor:
         """See the base class."""
         wrong = targets.isinf() if least < 0 else ~targets.isfinite()
+        for name, numbers in (("mean", self._mean), ("std", self._std)):
+            if numbers.dim() and len(numbers) != num_classes:
+                raise ValueError(
+                    f"data.task: {name} has {len(numbers)} numbers for {num_classes} outputs; give "
+                    "one for each, or a single one"
+                )
         if targets.shape[1:] != (num_classes,) or wrong.any():
             raise _refusal(
                 f"{who}: Regression (data.task) takes columns of a CSV file by label_columns, not "
@@ -518,13 +551,19 @@ class Regression(Task):
 
     def advice(self, targets: Tensor) -> str:
         """See the base class; targets far from the numbers of a new network."""
-        known = targets[self.known(targets)].double()
-        if len(known) < 2 or (known - self.mean).square().mean() < (_LARGE * self.std) ** 2:
+        if len(targets) < 2:
             return ""
-        return (
-            f"the training targets have the mean {known.mean():.3g} and the deviation "
-            f"{known.std():.3g}: give these as data.task.mean and std, or training may diverge"
-        )
+        targets = targets.double()
+        mean = targets.nanmean(dim=0)
+        std = (targets - mean).square().nanmean(dim=0).sqrt()
+        far = ((targets - self._mean) / self._std).square().nanmean(dim=0) >= _LARGE**2
+        unlike = len(std) > 1 and self._std.dim() == 0 and std.max() > _LARGE * std.min()
+        if not far.any() and not unlike:
+            return ""
+        found = (", ".join(f"{number:.3g}" for number in numbers) for numbers in (mean, std))
+        return "the training targets have the mean {} and the deviation {}: give these as ".format(
+            *found
+        ) + ("data.task.mean and std, or training may diverge" if far.any() else _EACH)
 
     def tidied(self, targets: Tensor) -> Tensor:
         """See the base class."""
@@ -551,24 +590,35 @@ class Regression(Task):
 
     def entry_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The squared error of each number, in units of ``std``."""
-        known = self.known(targets)
-        return (outputs - (targets.nan_to_num() - self.mean) / self.std).square() * known
+        mean, std = self._moments(outputs)
+        return (outputs - (targets.nan_to_num() - mean) / std).square() * self.known(targets)
+
+    def _moments(self, like: Tensor) -> tuple[float | Tensor, float | Tensor]:
+        """Mean and deviation: numbers, or tensors beside others."""
+        if self._mean.dim() + self._std.dim() == 0:
+            return float(self._mean), float(self._std)
+        self._mean = self._mean.to(like.device)  # once: a copy waits for the device
+        self._std = self._std.to(like.device)
+        return self._mean.to(like.dtype), self._std.to(like.dtype)
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """The predicted numbers, in the unit of the data."""
-        return outputs * self.std + self.mean
+        mean, std = self._moments(outputs)
+        return outputs * std + mean
 
-    def unit(self) -> dict[str, float]:
+    def unit(self) -> dict[str, Any]:
         """See the base class."""
-        return {"mean": float(self.mean), "std": float(self.std)}
+        return {"mean": self._mean.tolist(), "std": self._std.tolist()}
 
     def distances(self, outputs: Tensor, others: Tensor) -> Tensor:
         """See the base class; in units of ``std``."""
-        return super().distances(outputs, others) / self.std**2
+        return (outputs - others).square().flatten(1).mean(dim=1)
 
 
 _LARGE = 10
 """Targets of a regression are large from this multiple of its ``std`` on."""
+
+_EACH = "data.task.mean and std, or the outputs with the largest numbers decide alone"
 
 ONE_CLASS: tuple[type[Task], ...] = (Classification,)
 """The tasks of a method that needs one class for each sample."""
@@ -578,6 +628,22 @@ CONFIDENT: tuple[type[Task], ...] = (Classification, MultiLabel, Segmentation)
 
 ANY_TASK: tuple[type[Task], ...] = (*CONFIDENT, Regression)
 """The tasks of a method that needs a loss only."""
+
+
+def _numbers(name: str, values: object) -> list[float]:
+    """A sequence of any kind, such as an array, as numbers.
+
+    Raises:
+        ValueError: Names the argument of the task.
+    """
+    try:
+        if isinstance(values, Mapping):
+            raise TypeError("it is a mapping")
+        return [*map(float, cast(Iterable[Any], values))]
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"data.task: {name} is {values!r}: give numbers in the order of the classes ({error})"
+        ) from error
 
 
 def _refusal(needs: str, targets: Tensor, wrong: Tensor) -> ValueError:

@@ -14,6 +14,7 @@ import torch
 from PIL import ExifTags, Image
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchmetrics.classification import BinaryAUROC
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import FL2, SAGE, UDA, FedAvg, FedRGD, FixMatch, MeanTeacher, SemiFL, Supervised
@@ -24,12 +25,12 @@ from lightning_fedssl.data.image_files import read_mask
 from lightning_fedssl.export import export, load_network
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.metrics.evaluation import EvaluationMetrics
-from lightning_fedssl.models import UNet, build_network
+from lightning_fedssl.models import MLP, UNet, build_network
 from lightning_fedssl.state import Batch
 from lightning_fedssl.task import Classification, MultiLabel, Regression, Segmentation, Task
 from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.updates import PseudoLabelPoison
-from tests.toy import SPEC, data_of, evaluated, images_of, network_of, sgd
+from tests.toy import SPEC, ToyData, data_of, evaluated, images_of, network_of, sgd, toy_semifl, toy_trainer
 
 LOG3 = math.log(3)
 """The logit of the probability 3/4."""
@@ -95,10 +96,70 @@ def test_impossible_arguments_are_refused(make: Any) -> None:
         make()
 
 
+@pytest.mark.parametrize("weights", [np.array([0.2, 1.8]), torch.tensor([0.2, 1.8]), (0.2, 1.8)], ids=type)
+def test_class_weights_are_a_sequence_of_any_kind(weights: Any) -> None:
+    assert Segmentation(class_weights=weights).class_weights == pytest.approx([0.2, 1.8])
+    with pytest.raises(ValueError, match=r"class_weights is .* in the order of the classes"):
+        Classification(class_weights={"a": 1.0})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("task", "outputs", "targets"),
+    [
+        (Classification(class_weights=[1.0, 9.0]), torch.randn(6, 2), torch.tensor([0, 0, 0, 0, 1, 1])),
+        (Segmentation(), torch.randn(4, 2, 1, 3), torch.tensor([[[0, 1, 1]]] * 2 + [[[1, -1, -1]]] * 2)),
+        (MultiLabel(), torch.randn(3, 2), torch.tensor([[1, 0], [1, -1], [0, -1]])),
+        (Regression([5.0, 0.1], [9.0, 0.1]), torch.randn(3, 2), torch.randn(3, 2)),
+    ],
+)
+def test_a_loss_of_batches_is_that_of_all(task: Task, outputs: Tensor, targets: Tensor) -> None:
+    means, weights = [], []
+    for x, y in zip(outputs.double().split(2), targets.split(2), strict=True):
+        means.append(float(task.labeled_loss(x, y)))
+        weights.append(float(task.labeled_weight(x, y)))
+    assert np.average(means, weights=weights) == pytest.approx(float(task.labeled_loss(outputs.double(), targets)))
+
+
+def test_several_numbers_have_a_unit_and_an_error_each() -> None:
+    task = Regression(mean=[100.0, 2.0], std=[50.0, 1.0])
+    targets = torch.tensor([[150.0, 2.0], [50.0, 4.0]])
+    assert task.probabilities((targets - torch.tensor([100.0, 2.0])) / torch.tensor([50.0, 1.0])).equal(targets)
+    assert task.entry_losses(torch.zeros(2, 2), targets).tolist() == [[1, 0], [1, 4]]
+    metrics = EvaluationMetrics([], 2, task=task)
+    metrics.update(torch.zeros(2, 2), targets)
+    values = metrics.compute(lambda value: [value])
+    assert values["mae_each"].tolist() == [50, 1]
+    assert values["mae"] == 25.5
+    assert not task.advice(targets)
+    assert "the mean 100, 3 and the deviation 50, 1: give these" in Regression(std=100).advice(targets)
+    with pytest.raises(ValueError, match="mean has 2 numbers for 3 outputs"):
+        task.checked(torch.zeros(2, 3), 3, "train")
+
+
+def test_a_metric_that_fails_is_refused_before_the_first_round(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, metrics=[BinaryAUROC])
+    with pytest.raises(ValueError, match=r"trainer.metrics: binary_auroc does not take .* Multiclass"):
+        trainer.fit(toy_semifl(), ToyData())
+    assert trainer.round_index == 0
+
+
+class Probabilities(MLP):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).softmax(1)
+
+
+@pytest.mark.parametrize(("network", "named"), [(MLP, False), (Probabilities, True)])
+def test_a_network_that_ends_in_a_softmax_is_named(
+    tmp_path: Path, network: Any, named: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    toy_trainer(tmp_path, max_rounds=1).fit(toy_semifl(network=network), ToyData())
+    assert ("leave such a last layer out" in caplog.text) == named
+
+
 def test_what_training_targets_make_hard_is_said() -> None:
     targets = torch.tensor([[1000.0], [3000.0]])
     assert not Regression(mean=2000, std=1000).advice(targets)
-    assert "have the mean 2e+03 and the deviation 1.41e+03" in Regression().advice(targets)
+    assert "have the mean 2e+03 and the deviation 1e+03" in Regression().advice(targets)
     assert not Regression().advice(targets[:1])  # one target has no deviation
     assert Regression().strata(torch.full((2, 1), math.nan), 1).tolist() == [-1, -1]
     rare = torch.tensor([[0, 1, 0]]).expand(20, 3)
@@ -236,9 +297,13 @@ def test_thresholds_of_fl2_are_of_each_label(monkeypatch: pytest.MonkeyPatch) ->
         # Class 0 is ranked right; of class 1 the positive is the second of two: precision 1/2.
         (MultiLabel(), torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), torch.tensor([[1, 0], [0, 1]]),
          {"average_precision": 0.75, "f1": 0.5}),
-        # No sample has class 1, which is in no mean but that of F1.
+        # No sample has class 1, or it is not known whether one has: it is in no mean.
         (MultiLabel(), torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), torch.tensor([[1, 0], [0, 0]]),
-         {"average_precision": 1.0, "f1": 0.5}),
+         {"average_precision": 1.0, "f1": 1.0}),
+        (MultiLabel(), torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), torch.tensor([[1, -1], [0, -1]]),
+         {"average_precision": 1.0, "f1": 1.0}),
+        (MultiLabel(), torch.tensor([[1.0, 1.0]]), torch.tensor([[0, 0]]),
+         {"average_precision": math.nan, "f1": math.nan}),
         (Regression(mean=1), torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [5.0]]), {"mae": 1.0, "r2": 0.5}),
         (Regression(), torch.tensor([[0.0]]), torch.tensor([[1.0]]), {"mae": 1.0, "r2": math.nan}),
     ],

@@ -23,10 +23,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
+from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from lightning_fedssl.algorithms.common.server_phases import ServerPhases
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.optimizers import plain_sgd, require_plain_sgd
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import Batch, ClientUpdate
@@ -35,15 +37,16 @@ from lightning_fedssl.state import Batch, ClientUpdate
 class SelfTraining(ServerPhases):
     """Self-training with one full-batch gradient of every client in a round.
 
-    The optimizer is plain SGD; its ``weight_decay`` is the regularisation of the classifier, and
-    ``data.server_batch_size`` takes all labels at once if it is at least their number. All clients
-    should take part in a round (``trainer.clients_per_round``); with some of them the gradient is
-    an estimate.
+    The optimizer is SGD without momentum; its ``weight_decay`` is the regularisation of the
+    classifier, and ``data.server_batch_size`` takes all labels at once if it is at least their
+    number. All clients should take part in a round (``trainer.clients_per_round``); with some of
+    them the gradient is an estimate.
 
     Args:
         server_phase: In parallel with the clients, on the same weights, so that both send gradients
             of one model.
         server_steps: Steps of the server in a round: one, on all labels.
+        optimizer: SGD without momentum: the step of any other optimizer is no gradient.
         kwargs: The arguments of
             :class:`~lightning_fedssl.algorithms.common.server_phases.ServerPhases`.
 
@@ -60,9 +63,16 @@ class SelfTraining(ServerPhases):
         self,
         server_phase: Literal["after", "before", "parallel"] = "parallel",
         server_steps: int | None = 1,
+        optimizer: OptimizerCallable = plain_sgd,
         **kwargs: Any,
     ) -> None:
-        super().__init__(server_phase=server_phase, server_steps=server_steps, **kwargs)
+        super().__init__(
+            server_phase=server_phase, server_steps=server_steps, optimizer=optimizer, **kwargs
+        )
+        reason = "SelfTraining's mean of steps is the pooled gradient under plain SGD alone"
+        for key in ("optimizer", "server_optimizer"):
+            factory = getattr(self, f"{key}_factory")
+            require_plain_sgd(factory, reason, weight_decay=True, key=f"model.{key}")
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Label all samples of a client: ``y = argmax p``, with their confidence ``c = max p``."""

@@ -7,6 +7,7 @@ and ``results.tex`` have the tables of the page, for programs and papers.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -190,11 +191,16 @@ def _tex_line(cells: Iterable[str]) -> str:
     return " & ".join(map(_escaped, cells)) + r" \\"
 
 
+_TEX = str.maketrans(
+    {special: rf"\{special}" for special in "&%#_${}"}
+    | {"^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "\\": r"\textbackslash{}"}
+    | {"±": r"$\pm$"}
+)
+
+
 def _escaped(text: str) -> str:
-    """A cell of Markdown in LaTeX."""
-    for special in "&%#_$":
-        text = text.replace(special, rf"\{special}")
-    return text.replace("*", "").replace("±", r"$\pm$")
+    """A cell of Markdown in LaTeX, without the stars around a bound."""
+    return re.sub(r"^\*(.*)\* \(bound\)$", r"\1 (bound)", text).translate(_TEX)
 
 
 def _target(suite: Suite, task: Task) -> str:

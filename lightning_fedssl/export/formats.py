@@ -34,6 +34,8 @@ class NormalizedNetwork(nn.Module):
 
     mean: Tensor
     std: Tensor
+    target_mean: Tensor
+    target_std: Tensor
 
     def __init__(
         self,
@@ -41,12 +43,15 @@ class NormalizedNetwork(nn.Module):
         mean: list[float],
         std: list[float],
         dimensions: int = 3,
-        unit: Mapping[str, float] | None = None,
+        unit: Mapping[str, float | list[float]] | None = None,
     ) -> None:
         super().__init__()
         self.network = network
-        self.unit = dict(unit or {})
+        self.has_unit = bool(unit)
         weight = first_number(network.parameters())
+        for name, numbers in (unit or {}).items():
+            tensor = torch.tensor(numbers, dtype=weight.dtype, device=weight.device)
+            self.register_buffer(f"target_{name}", tensor)
         for name, values in (("mean", mean), ("std", std)):
             tensor = torch.tensor(values, dtype=weight.dtype, device=weight.device)
             self.register_buffer(name, tensor.reshape(-1, *[1] * (dimensions - 1)))
@@ -54,7 +59,7 @@ class NormalizedNetwork(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Logits ``(batch, classes)``, or predicted numbers, of samples ``(batch, ...)``."""
         outputs: Tensor = self.network((images - self.mean) / self.std)
-        return outputs * self.unit["std"] + self.unit["mean"] if self.unit else outputs
+        return outputs * self.target_std + self.target_mean if self.has_unit else outputs
 
 
 def export(network: nn.Module, description: Description, folder: Path, format: str) -> list[Path]:

@@ -153,15 +153,20 @@ def build_optimizer(factory: OptimizerCallable, weights: Sequence[Tensor], key: 
 
 
 def require_plain_sgd(
-    factory: OptimizerCallable, reason: str, weight_decay: bool = False, several_rates: bool = False
+    factory: OptimizerCallable,
+    reason: str,
+    weight_decay: bool = False,
+    several_rates: bool = False,
+    key: str = "model.optimizer",
 ) -> None:
     """Refuse every optimizer but SGD without momentum.
 
     Args:
-        factory: ``model.optimizer``.
+        factory: The optimizer of the configuration.
         reason: Why the method needs plain SGD, and the alternative, for the message.
         weight_decay: Whether a weight decay is allowed.
         several_rates: Whether groups of weights may have learning rates of their own.
+        key: Its key, for the message.
 
     Raises:
         ValueError: If it is another optimizer.
@@ -177,8 +182,7 @@ def require_plain_sgd(
             "" if several_rates else " and rates of single weights"
         )
         raise ValueError(
-            f"model.optimizer is {type(optimizer).__name__}, but {reason}: use SGD without "
-            f"momentum{extras}"
+            f"{key} is {type(optimizer).__name__}, but {reason}: use SGD without momentum{extras}"
         )
 
 

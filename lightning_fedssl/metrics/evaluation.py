@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, zip_longest
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from lightning.fabric.utilities import rank_zero_warn
@@ -27,6 +27,7 @@ from torchmetrics.classification import (
     MultilabelAveragePrecision,
     MultilabelF1Score,
 )
+from torchmetrics.functional.classification import binary_average_precision
 from torchmetrics.regression import MeanAbsoluteError, R2Score
 from torchmetrics.utilities.data import dim_zero_cat
 
@@ -120,8 +121,51 @@ class PresentAveragePrecision(MultilabelAveragePrecision):
 
     def compute(self) -> Tensor:  # type: ignore[override]
         """The mean over classes with a sample, for the others torchmetrics gives 0; or NaN."""
-        present = (dim_zero_cat(self.target) == 1).any(dim=0)
-        return torch.as_tensor(super().compute())[present].mean()
+        target = dim_zero_cat(self.target)
+        values = [
+            binary_average_precision(scores, of_class, ignore_index=-1, validate_args=False)
+            for scores, of_class in zip(dim_zero_cat(self.preds).T, target.T, strict=True)
+            if (of_class == 1).any()
+        ]
+        return torch.stack(values).mean() if values else torch.tensor(torch.nan)
+
+
+class PresentF1(MultilabelF1Score):
+    """The mean F1 score over the classes of the evaluated samples, as of the average precision.
+
+    Args:
+        num_labels: Number of classes.
+    """
+
+    def compute(self) -> Tensor:
+        """The mean over classes with a sample; or NaN."""
+        present = torch.as_tensor(self.tp) + torch.as_tensor(self.fn) > 0
+        return super().compute()[present].mean()
+
+
+class EachError(Metric):
+    """The mean absolute error of each of several outputs, ``(outputs,)``; empty of one output.
+
+    Args:
+        num_classes: Number of outputs.
+    """
+
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.add_state("total", torch.zeros(num_classes), dist_reduce_fx="sum")
+        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, predictions: Tensor, targets: Tensor) -> None:
+        """Add the errors of a batch."""
+        self.total += (predictions - targets).abs().sum(dim=0)
+        self.count += len(targets)
+
+    def compute(self) -> Tensor:
+        """The sums divided by the number of samples."""
+        return self.total / self.count if len(self.total) > 1 else self.total[:0]
 
 
 class DefinedR2(R2Score):
@@ -163,8 +207,9 @@ _NAMED: dict[str, Callable[..., Metric]] = {
     "iou": partial(MulticlassJaccardIndex, ignore_index=-1),
     "dice": partial(MulticlassF1Score, average="macro", ignore_index=-1),
     "average_precision": partial(PresentAveragePrecision, average="none", ignore_index=-1),
-    "f1": partial(MultilabelF1Score, ignore_index=-1),
+    "f1": partial(PresentF1, average="none", ignore_index=-1),
     "mae": MeanAbsoluteError,
+    "mae_each": EachError,
     "r2": DefinedR2,
     "largest_errors": partial(LargestErrors, nan_strategy="disable"),
 }
@@ -259,13 +304,28 @@ class EvaluationMetrics:
             if isinstance(metric, PresentAUROC) and not metric.is_defined:
                 rank_zero_warn(f"trainer.metrics: {name} is left out, because {_ONE_CLASS}")
                 continue
-            values[name] = _as_tensor(name, metric.compute()).cpu()
+            values[name] = _as_tensor(name, self._checked(name, metric.compute)).cpu()
         return values
 
     def _feed(self, probabilities: Tensor, labels: Tensor) -> None:
         self._seen = True
-        for metric in self._metrics.values():
-            metric.to(probabilities.device).update(probabilities, labels)
+        for name, metric in self._metrics.items():
+            update = metric.to(probabilities.device).update
+            self._checked(name, partial(update, probabilities, labels))
+
+    def _checked(self, name: str, function: Callable[[], Any]) -> Any:
+        """The result of a metric's function, whose errors are named."""
+        try:
+            return function()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a metric raises
+            raise ValueError(
+                f"trainer.metrics: {name} does not take the predictions and targets of "
+                f"{type(self._task).__name__}: {str(error)[:200]}; torchmetrics names those for "
+                "one class of each sample or pixel Multiclass..., for several labels "
+                "Multilabel...; those of targets that are partly -1 need ignore_index: -1"
+            ) from error
 
 
 def _check_names(names: Sequence[str], task: Task) -> None:

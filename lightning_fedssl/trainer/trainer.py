@@ -22,6 +22,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.data.rehearsal import rehearse
 from lightning_fedssl.distributed import launch
 from lightning_fedssl.functional.by_name import taken
 from lightning_fedssl.functional.frozen import trained_weights
@@ -398,6 +399,8 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         self.set_callbacks(setup.choose_callbacks(self, model, given))
         if stage == "fit":
             setup.check_monitors(self, metrics.names)
+            with self.fabric.autocast():
+                rehearse(datamodule, model, self.metrics, self.dtype)
         watchers = [type(callback).__name__ for callback in self.listeners["on_client_batch_end"]]
         self.local_training = LocalTraining(self.clients_at_once, watchers)
         self.collector = MetricCollector(self.world_size)

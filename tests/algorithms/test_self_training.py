@@ -55,6 +55,13 @@ def test_it_is_pooled_self_training_whatever_the_partition(
     assert int(sizes.max()) > 2 * int(sizes.min()) or isinstance(partition, Iid)
 
 
+def test_an_optimizer_whose_step_is_no_gradient_is_refused() -> None:
+    adam = partial(torch.optim.Adam, lr=0.01)
+    for key in ("optimizer", "server_optimizer"):
+        with pytest.raises(ValueError, match=rf"model\.{key} is Adam, .* use SGD without momentum"):
+            toy_self_training(**{key: adam})
+
+
 @pytest.mark.parametrize("preset", ["signals", "pretrained_images"])
 def test_a_configuration_keeps_the_phase_and_the_one_step_of_the_server(preset: str) -> None:
     named = {"data.dataset": "digits", "data.num_labels": 20, "data.backbone": None}

@@ -34,6 +34,7 @@ def test_the_table_holds_means_paired_differences_and_costs_to_the_target() -> N
 def test_the_tables_are_also_a_csv_and_latex(tmp_path: Path) -> None:
     suite, outcomes = comparison()
     suite.groups[0].title = "10 % of A_B"
+    suite.groups.append(SuiteGroup("T", [SuiteEntry(r"R^2 ~{*}\mu", "t.yaml")]))
     suite.groups.append(SuiteGroup("H", [SuiteEntry("Other bound", "b.yaml", "bound"), SuiteEntry("Late", "g.yaml")]))
     report.write_tables(tmp_path, suite, report.results_of(suite, outcomes))
 
@@ -43,6 +44,7 @@ def test_the_tables_are_also_a_csv_and_latex(tmp_path: Path) -> None:
     tex = (tmp_path / "results.tex").read_text()
     assert r"Good & 73.0 $\pm$ 12.5 & +13.0 (+6.4 to +19.6) \\" in tex
     assert r"Bound (bound) & 60.0" in tex
+    assert r"R\textasciicircum{}2 \textasciitilde{}\{*\}\textbackslash{}mu & " in tex
 
 
 @pytest.mark.parametrize(

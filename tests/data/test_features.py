@@ -89,6 +89,16 @@ def test_features_are_read_from_the_cache_unless_something_changed(tmp_path: Pat
         assert seen(**change) > whole / 2
 
 
+def test_another_forward_pass_of_equal_weights_has_other_features(tmp_path: Path) -> None:
+    found = []
+    for pool in (nn.AvgPool2d(4), nn.MaxPool2d(4), nn.AvgPool2d(4)):
+        data = data_of(nn.Sequential(pool, nn.Flatten()), cache_dir=str(tmp_path), normalize=False)
+        found.append(data._train.images[:, 0])
+    assert torch.equal(found[0], found[2])
+    assert not torch.equal(found[0], found[1])
+    assert len([*tmp_path.glob("*.npy")]) == 4  # training and test samples, of two networks
+
+
 def test_a_number_of_samples_that_the_backbone_changes_is_refused() -> None:
     with pytest.raises(ValueError, match=r"data\.backbone must return a tensor"):
         ToyData(backbone=lambda x: x).setup()

@@ -98,7 +98,8 @@ class Datasets(DataSource):
             p: getattr(self.parts[p], "client_ids", None) if ids is None else ids
             for p, ids in given.items()
         }
-        self.class_names = _classes(train) if class_names is None else list(class_names)
+        names = max(class_lists(train), key=len, default=[])
+        self.class_names = names if class_names is None else list(class_names)
         self._loaded: LoadedData | None = None
 
     def load(self) -> LoadedData:
@@ -169,14 +170,15 @@ class Datasets(DataSource):
 
     def _compare_classes(self) -> None:
         """Refuses data sets that number their classes in another way than the training data set."""
-        known = _classes(self.parts["train"])
-        for part in ("test", "validation"):
-            found = _classes(self.parts[part])
-            if known and found and found != known[: len(found)]:
-                raise ValueError(
-                    f"data.dataset: the classes of {part} are {shortened(', '.join(found))}, those "
-                    f"of train {shortened(', '.join(known))}: labels must number the same classes"
-                )
+        known = max(class_lists(self.parts["train"]), key=len, default=[])
+        for part in ("train", "test", "validation"):
+            for found in class_lists(self.parts[part]):
+                if known and found != known[: len(found)]:
+                    raise ValueError(
+                        f"data.dataset: classes of {part} are {shortened(', '.join(found))}, and "
+                        f"those of train {shortened(', '.join(known))}: labels must number the "
+                        "same classes, in every part of a ConcatDataset, too"
+                    )
 
 
 class Arrays(Datasets):
@@ -246,15 +248,20 @@ def as_tensor(values: Any) -> Tensor:
     return torch.as_tensor(values).detach()
 
 
-def _classes(dataset: Any) -> list[str]:
-    """The names of a data set's classes, or of the data set that it is a part of."""
-    names: list[str] = []
-    while dataset is not None and not names:
-        classes = getattr(dataset, "classes", None)
-        names = [*map(str, classes)] if isinstance(classes, Iterable) else []
-        parts = getattr(dataset, "datasets", None)  # of a ConcatDataset
-        dataset = parts[0] if isinstance(parts, list) else getattr(dataset, "dataset", None)
-    return names
+def class_lists(dataset: Any) -> list[list[str]]:
+    """The names of a data set's classes, or of the data sets of which it is made; none if unknown.
+
+    Args:
+        dataset: A data set, a part of one, or several in one (``Subset``, ``ConcatDataset``).
+    """
+    classes = getattr(dataset, "classes", None)
+    if isinstance(classes, Iterable) and (names := [*map(str, classes)]):
+        return [names]
+    parts = getattr(dataset, "datasets", None)
+    found = []
+    for part in parts if isinstance(parts, list) else [getattr(dataset, "dataset", None)]:
+        found += [] if part is None else class_lists(part)
+    return found
 
 
 def load_arrays(path: str, key: str) -> dict[str, Any]:

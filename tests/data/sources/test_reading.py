@@ -256,8 +256,10 @@ def test_data_sets_must_number_the_same_classes(train: list[str], test: list[str
     if fits:
         assert source.load().spec.class_names == tuple(train)
     else:
-        with pytest.raises(ValueError, match=r"the classes of test are .*, those of train dog, emu"):
+        with pytest.raises(ValueError, match=r"classes of test are .*, and those of train dog, emu"):
             source.load()
+        with pytest.raises(ValueError, match=r"classes of train are .* every part of a ConcatDataset"):
+            Datasets(ConcatDataset([first, Subset(second, range(2))]), first).load()
 
 
 # Folders
