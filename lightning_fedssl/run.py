@@ -6,7 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.fabric import Fabric
@@ -93,7 +93,7 @@ class Run(ABC):
     metrics: Sequence[Any]
     check_val_every_n_rounds: int
     fast_dev_run: bool
-    deterministic: bool
+    deterministic: bool | Literal["warn"]
     allow_changed: bool
     enable_progress_bar: bool
     default_root_dir: str

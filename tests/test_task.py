@@ -567,8 +567,7 @@ def test_predictions_and_the_bound_follow_the_task(task: Task, tmp_path: Path) -
     data, algorithm = data_of(task), FixMatch(network=network, optimizer=sgd)
     run.fit(algorithm, data)
     assert f"bound/{task.monitor}" in run.callback_metrics
-    predicted = run.predict(algorithm, data)
-    assert predicted is not None
+    (predicted,) = run.predict(algorithm, data)
     folder = Path(str(run.log_dir))
     loaded = FixMatch.load_from_checkpoint(folder / "checkpoints/last.ckpt")
     assert torch.equal(loaded.eval().predict_step(evaluated(data, torch.arange(40)), 0), predicted)

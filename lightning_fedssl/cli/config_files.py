@@ -34,8 +34,8 @@ def find_config(name: str, folder: Path = CONFIGS) -> Path:
     hint = "lightning-fedssl configs and suites list those of the package"
     if close:
         found = files[close[0]]
-        place = "compare" if found.startswith("suites/") else "--config"
-        hint = f"did you mean {found.removeprefix('suites/')}, for {place}?"
+        command = "compare" if found.startswith("suites/") else "fit --config"
+        hint = f"did you mean lightning-fedssl {command} {found.removeprefix('suites/')}?"
     raise TypeError(f"there is no such file; {hint}")
 
 

@@ -91,6 +91,7 @@ def _run(
         close = difflib.get_close_matches(command, known, n=1) or [", ".join(known)]
         meant = HABITS.get(command, close[0])
         raise ValueError(f"there is no command {command}; did you mean {meant}?")
+    arguments = _with_source(arguments)
     if command in LISTS:
         listing = import_module("lightning_fedssl.cli.listing")
         sys.stdout.write(listing.show(command))
@@ -114,6 +115,22 @@ def _run(
     # One rank says it: Lightning and torchrun kill the other ranks when one has failed.
     stopped_by = trainer.stopped_by if trainer.is_global_zero else 0
     return 128 + stopped_by if stopped_by else 0
+
+
+def _with_source(arguments: list[str]) -> list[str]:
+    """The arguments with the class of ``--data.dataset FILE.csv``, where options of it follow."""
+    words: list[str] = []
+    for argument in arguments:
+        words += argument.split("=", 1) if argument.startswith("--data.dataset=") else [argument]
+    if "--data.dataset" not in words[:-1]:
+        return arguments
+    at = words.index("--data.dataset") + 1
+    if not any(word.startswith("--data.dataset.") for word in words[at:]):
+        return arguments
+    name = {".csv": ("Table", "csv_file"), ".npz": ("Arrays", "path")}.get(Path(words[at]).suffix)
+    if name is None:
+        return arguments
+    return [*words[:at], name[0], f"--data.dataset.{name[1]}", *words[at:]]
 
 
 def _config_of_run(arguments: list[str]) -> Path | None:

@@ -35,6 +35,9 @@ _MOST_NAMED = 12
 _NOT_NAMED = ("help", "config", "print_config", "num_classes", "in_shape", "in_channels")
 """Options of the program, and those that the data set."""
 
+_UNNAMED = re.compile(r"nrecognized arguments: ([\w./-]+\.ya?ml)$")
+"""A configuration without ``--config``."""
+
 _PLACES = (*PARTS, torch.optim, lightning.pytorch.callbacks, lightning.pytorch.loggers)
 """Where classes are that may be named."""
 
@@ -166,6 +169,8 @@ class Parser(LightningArgumentParser):
     def _suggestion(self, message: str) -> str:
         if message.endswith(".model"):
             return "; give --config FILE, or as --ckpt_path the file of a checkpoint"
+        if file := _UNNAMED.search(message):
+            return f"; give a configuration as --config {file[1]}"
         missing = re.search(r"No module named '(\w+)", message)
         if missing and (text := how_to_install(missing[1])) not in message:
             return f"; {text}"

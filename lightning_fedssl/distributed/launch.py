@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.fabric import Fabric
@@ -179,7 +179,9 @@ def report() -> Iterator[Report]:
 
 
 @contextmanager
-def settings(device: torch.device, deterministic: bool, precision: str) -> Iterator[None]:
+def settings(
+    device: torch.device, deterministic: bool | Literal["warn"], precision: str
+) -> Iterator[None]:
     """Deterministic kernels and TF32 if they are wanted, and one thread on a CPU unless
     OMP_NUM_THREADS is set.
 
@@ -189,7 +191,7 @@ def settings(device: torch.device, deterministic: bool, precision: str) -> Itera
     more cores: ``devices: auto``.
     """
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != FULL
-    torch.use_deterministic_algorithms(deterministic)
+    torch.use_deterministic_algorithms(bool(deterministic), warn_only=deterministic == "warn")
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     threads = torch.get_num_threads()

@@ -15,6 +15,10 @@ _BATCHES = "use trainer.fast_dev_run for a test, or less data: data.num_clients,
 _WHOLE = (
     "an evaluation uses all images; trainer.check_val_every_n_rounds says how often there is one"
 )
+_LOADERS = (
+    "datamodule.local_data(client, round) has a client's batches, evaluation_batches the others"
+)
+_FABRIC = "trainer.fabric has it"
 _NO_LOADERS = "images are held in memory and augmented in batches, so there are no workers"
 
 OTHER_NAMES = {
@@ -44,6 +48,43 @@ OTHER_NAMES = {
     "limit_test_batches": _WHOLE,
     "limit_predict_batches": _WHOLE,
     "log_every_n_steps": "every round is logged once; report.html has the steps of each client",
+    "min_steps": _EPOCHS,
+    "train_dataloader": _LOADERS,
+    "train_dataloaders": "FedAvg.from_lightning(module, train_dataloaders) takes one a client",
+    "val_dataloaders": _LOADERS,
+    "test_dataloaders": _LOADERS,
+    "predict_dataloaders": _LOADERS,
+    "num_sanity_val_batches": _WHOLE,
+    "num_test_batches": _WHOLE,
+    "num_predict_batches": _WHOLE,
+    "progress_bar_metrics": "trainer.callback_metrics has the last value of every scalar",
+    "is_last_batch": "a step counts in its client's epochs; on_client_batch_end has its number",
+    "fit_loop": "a callback's on_round_start and on_round_end see the loop",
+    "accelerator": _FABRIC,
+    "device_ids": _FABRIC,
+    "node_rank": _FABRIC,
+    "precision_plugin": _FABRIC,
+    "scaler": _FABRIC,
+    "init_module": _FABRIC,
+    "gpus": "give --trainer.accelerator gpu and --trainer.devices with their number",
+    "resume": "give --ckpt_path last",
+    "resume_from_checkpoint": "give --ckpt_path last, or a file",
+    "ckpt": "give --ckpt_path last, or a file",
+    "alpha": "give --data.partition Dirichlet --data.partition.alpha with the value",
+    "iid": "give --data.partition Iid",
+    "noniid": "give --data.partition Dirichlet --data.partition.alpha 0.3",
+    "fraction_fit": "give --trainer.clients_per_round with a number of clients",
+    "val_split": "give --data.validation with a share or a number",
+    "dp": "give --trainer.updates CentralDP with its options (docs/privacy.md)",
+    "loss": "give --data.task Classification --data.task.criterion with a class of torch.nn",
+    "label_smoothing": "give --data.task Classification --data.task.label_smoothing",
+    "class_weights": "give --data.task Classification --data.task.class_weights",
+    "mu": "give --model.prox_mu",
+    "FedProx": "FedAvg has it: --model FedAvg --model.prox_mu 0.01",
+    "resnet50": "name a network of timm: --data.backbone TimmBackbone --data.backbone.name with it",
+    "quiet": "give --trainer.enable_progress_bar false",
+    "optimizer": "give --model.optimizer with a class of torch.optim",
+    "lr_scheduler": "give --model.schedule, such as Cosine, which lasts the whole run",
     "num_nodes": "torchrun starts ranks on several nodes and tells the trainer (docs/scaling.md)",
     "use_distributed_sampler": "each rank trains its share of a round's clients",
     "sync_batchnorm": "clients do not see each other's batches; network norms: group, static_batch",

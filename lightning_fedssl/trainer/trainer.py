@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from numbers import Integral
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from lightning.fabric import Fabric
@@ -49,6 +49,9 @@ from lightning_fedssl.trainer.federation import SimulatedFederation
 from lightning_fedssl.trainer.settings import table_row_of
 from lightning_fedssl.updates.acceptance import Quarantine
 from lightning_fedssl.updates.rule import UpdateRule, check_order
+
+_PRECISIONS = {"64": "64-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
+"""Lightning's short names of precisions."""
 
 _DTYPES = {"64-true": torch.float64, "16-true": torch.float16, "bf16-true": torch.bfloat16}
 CheckpointPath = str | Path | None
@@ -98,7 +101,8 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         precision: As in Fabric: ``32-true``, with TF32 on an NVIDIA GPU: convolutions and matrix
             products multiply with 10 bits after the binary point, up to eight times as fast as
             ``32-full`` with all 23; ``bf16-mixed`` or ``16-mixed`` (GPU) for 16-bit arithmetic on
-            32-bit weights; ``64-true`` for 64-bit everything.
+            32-bit weights; ``64-true`` for 64-bit everything; or Lightning's short names 64, 32, 16
+            and bf16.
         channels_last: Store convolutions' weights and images with the channels last: faster
             kernels, the same numbers up to rounding.
         callbacks: Callbacks in addition to those that the algorithm needs. A callback of the same
@@ -126,7 +130,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         fast_dev_run: A test of the configuration: one round with two clients and one step each; no
             files are written.
         deterministic: Use deterministic kernels only (as PyTorch's
-            ``use_deterministic_algorithms``).
+            ``use_deterministic_algorithms``); ``warn`` warns where there is none.
         allow_changed: Let a run resume with other settings or data than its checkpoint's, or
             without the states of clients that are not there, and let a checkpoint be evaluated on
             data with other class names or another normalisation; otherwise an error names what
@@ -159,7 +163,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         accelerator: str = "auto",
         devices: int | list[int] | str | None = None,
         strategy: str | Strategy = "auto",
-        precision: str = "32-true",
+        precision: int | str = "32-true",
         channels_last: bool = False,
         callbacks: Callback | list[Callback] | None = None,
         system: SystemModel | None = None,
@@ -169,7 +173,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         metrics: Sequence[MetricName | MetricFactory] = (),
         check_val_every_n_rounds: int = 1,
         fast_dev_run: bool = False,
-        deterministic: bool = False,
+        deterministic: bool | Literal["warn"] = False,
         allow_changed: bool = False,
         enable_progress_bar: bool = True,
         default_root_dir: str | Path | None = None,
@@ -177,8 +181,8 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         self.max_rounds = 1 if fast_dev_run else max_rounds
         self.given_clients_per_round = clients_per_round
         self.clients_at_once = clients_at_once
-        self.precision = precision
-        self.dtype = _DTYPES.get(precision, torch.float32)
+        self.precision = _PRECISIONS.get(str(precision), str(precision))
+        self.dtype = _DTYPES.get(self.precision, torch.float32)
         self.channels_last = channels_last
         self.system = system
         self.faults = faults or Faults()
@@ -190,9 +194,9 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         self.allow_changed = allow_changed
         self.enable_progress_bar = enable_progress_bar
         self.default_root_dir = str(default_root_dir or Path.cwd())
-        self._check_settings()
+        self._check_settings(logger)
         stacks = math.ceil(self.cohort_size / stack_size(clients_at_once))
-        self.fabric = launch.make_fabric(accelerator, devices, strategy, precision, stacks)
+        self.fabric = launch.make_fabric(accelerator, devices, strategy, self.precision, stacks)
         given = callback_list.as_list(callbacks)
         if rules := [callback for callback in given if isinstance(callback, UpdateRule)]:
             raise ValueError(
@@ -207,7 +211,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         self._ranks_exist = False
         self.reset()
 
-    def _check_settings(self) -> None:
+    def _check_settings(self, logger: Any) -> None:
         """Refuse values that a configuration's types cannot."""
         keys = ["max_rounds", "clients_per_round", "check_val_every_n_rounds"]
         if self.clients_at_once != "auto":
@@ -217,6 +221,11 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
             if not (isinstance(value, Integral) and int(value) >= 1):
                 raise ValueError(f"trainer.{key} is {value}: give a whole number of at least 1")
         check_order(self.updates)
+        if isinstance(logger, str):
+            raise ValueError(
+                f"trainer.logger is {logger!r}: give true for TensorBoard and CSV, false, or "
+                "loggers such as CSVLogger(save_dir)"
+            )
 
     def set_callbacks(self, callbacks: Sequence[Callback]) -> None:
         """Call the hooks of these callbacks from now on, in this order."""
@@ -251,68 +260,78 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
 
     def validate(
         self,
-        model: FederatedAlgorithm,
-        datamodule: FederatedDataModule,
+        model: FederatedAlgorithm | None = None,
+        datamodule: FederatedDataModule | None = None,
         ckpt_path: CheckpointPath = None,
-    ) -> Metrics:
+    ) -> list[Metrics]:
         """Evaluate on the validation images.
 
         Args:
-            model: The algorithm.
-            datamodule: The data.
+            model: The algorithm; that of the last command if left out.
+            datamodule: The data; those of the last command if left out.
             ckpt_path: The checkpoint to evaluate: a path, ``last`` or ``best``; the current model
                 if left out.
+
+        Returns:
+            The scalars by name, in a list as Lightning's trainer returns them.
         """
-        return self._run("validate", model, datamodule, ckpt_path)
+        return [self._run("validate", model, datamodule, ckpt_path)]
 
     def test(
         self,
-        model: FederatedAlgorithm,
-        datamodule: FederatedDataModule,
+        model: FederatedAlgorithm | None = None,
+        datamodule: FederatedDataModule | None = None,
         ckpt_path: CheckpointPath = None,
-    ) -> Metrics:
+    ) -> list[Metrics]:
         """Evaluate on the test images.
 
         Args:
-            model: The algorithm.
-            datamodule: The data.
+            model: The algorithm; that of the last command if left out.
+            datamodule: The data; those of the last command if left out.
             ckpt_path: The checkpoint to evaluate: a path, ``last`` or ``best``; the current model
                 if left out.
+
+        Returns:
+            The scalars by name, in a list as Lightning's trainer returns them.
         """
-        return self._run("test", model, datamodule, ckpt_path)
+        return [self._run("test", model, datamodule, ckpt_path)]
 
     def predict(
         self,
-        model: FederatedAlgorithm,
-        datamodule: FederatedDataModule,
+        model: FederatedAlgorithm | None = None,
+        datamodule: FederatedDataModule | None = None,
         ckpt_path: CheckpointPath = None,
-    ) -> Tensor | None:
+    ) -> list[Tensor]:
         """Class probabilities of the test images, or of the new images in ``data.predict_root``.
 
         They are written to ``predictions.csv`` in the run folder, with class names, and file names
         of new images.
 
         Args:
-            model: The algorithm.
-            datamodule: The data.
+            model: The algorithm; that of the last command if left out.
+            datamodule: The data; those of the last command if left out.
             ckpt_path: The checkpoint to use: a path, ``last`` or ``best``; the current model if
                 left out.
 
         Returns:
-            ``(images, classes)``.
+            One batch with all, ``(images, classes)``, in a list as Lightning's trainer returns it.
         """
         self._run("predict", model, datamodule, ckpt_path)
-        return self.predictions
+        return [] if self.predictions is None else [self.predictions]
 
     def _run(
         self,
         stage: str,
-        model: FederatedAlgorithm,
-        datamodule: FederatedDataModule,
+        model: FederatedAlgorithm | None,
+        datamodule: FederatedDataModule | None,
         ckpt_path: CheckpointPath,
         federation: Callable[[Run], SimulatedFederation] = SimulatedFederation,
     ) -> Metrics:
-        """Run a command on all ranks."""
+        """Run a command on all ranks, with the last model and data where none are given."""
+        model = model or vars(self).get("algorithm")
+        datamodule = datamodule or vars(self).get("datamodule")
+        if model is None or datamodule is None:
+            raise ValueError(f"trainer.{stage}() has run nothing yet: give the model and its data")
         setup.refuse_other_classes(model, datamodule)
         self.ckpt_path = checkpointing.find(ckpt_path, Path(self.default_root_dir))
         self.algorithm = model

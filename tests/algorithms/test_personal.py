@@ -101,7 +101,7 @@ def test_an_evaluation_of_a_checkpoint_has_the_clients_own_weights_or_says_that_
     trainer.fit(make(), labeled_clients())
     for name, is_whole in (("last", True), ("best", False)):
         tested = toy_trainer(tmp_path, callbacks=ClientEvaluation())
-        metrics = tested.test(make(), labeled_clients(), ckpt_path=name)
+        (metrics,) = tested.test(make(), labeled_clients(), ckpt_path=name)
         assert metrics.get(own) == (trainer.callback_metrics[own] if is_whole else None)
         assert ("lacks the states (clients' own weights" in caplog.text) != is_whole
 

@@ -157,7 +157,7 @@ def test_a_checkpoint_without_its_own_statistics_gets_them_before_its_test(tmp_p
         toy_trainer(root, callbacks=stopped, **options).fit(h.toy_fixmatch(network=STATIC), ToyData())
         callback = StaticBatchNorm("moments", for_clients=for_clients)
         trainer = toy_trainer(root, callbacks=callback, **options)
-        return trainer.test(h.toy_fixmatch(network=STATIC), ToyData(), ckpt_path="last")
+        return trainer.test(h.toy_fixmatch(network=STATIC), ToyData(), ckpt_path="last")[0]
 
     assert trained(False) == trained(True)
 

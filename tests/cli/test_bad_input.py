@@ -66,19 +66,24 @@ OPTIONS = [
     ("--ckpt_path last --trainer.default_root_dir no", "ckpt_path|default_root_dir"),
     ("--ckpt_path run.yaml", "ckpt_path|run.yaml"),
     ("--nothing 3", "--nothing"),
+    ("--trainer.gpus 2", "--trainer.accelerator gpu"),
+    ("--data.alpha 0.1", "--data.partition.alpha"),
+    ("--data.partition noniid", "--data.partition Dirichlet"),
+    ("--model FedProx", "--model FedAvg --model.prox_mu"),
 ]
 
 COMMANDS = [
     ("trian", "trian|fit"),
     ("train", "did you mean fit?"),
-    ("fit --config images.yaml", "did you mean presets/images.yaml, for --config?"),
-    ("fit --config digits.yaml", "did you mean digits.yaml, for compare?"),
+    ("fit --config images.yaml", "did you mean lightning-fedssl fit --config presets/images.yaml?"),
+    ("fit --config digits.yaml", "did you mean lightning-fedssl compare digits.yaml?"),
     ("compare run.yaml", "no suite|lightning-fedssl fit --config run.yaml"),
-    ("fit run.yaml", "run.yaml"),
+    ("fit run.yaml", "--config run.yaml"),
+    ("fit --config run.yaml --data.dataset t.csv --data.dataset.colum a", "Table|colum|client_column"),
     ("test --config run.yaml", "--ckpt_path best"),
     ("test --ckpt_path no.ckpt", "model|--config FILE|--ckpt_path"),
     ("--config run.yaml", "lightning-fedssl fit --config run.yaml"),
-    ("fit --config semifl_digit.yaml", "did you mean semifl_digits.yaml, "),
+    ("fit --config semifl_digit.yaml", "fit --config semifl_digits.yaml?"),
     ("partition --data.num_client 3", "did you mean data.num_clients?"),
     ("export --format oonx", "format|onnx"),
 ]

@@ -24,4 +24,4 @@ def test_unknown_images_are_at_the_clients_and_the_auroc_is_the_share_of_ordered
     unknown = data.views.plain(source.unknown, torch.zeros(0, dtype=torch.int64))
     first, second = (model(images).softmax(1).amax(1).detach() for images in (known, unknown))
     pairs = (first[:, None] > second).double() + 0.5 * (first[:, None] == second)
-    assert trainer.test(model, data)["test/auroc_known"] == pytest.approx(pairs.mean().item(), abs=1e-6)
+    assert trainer.test(model, data)[0]["test/auroc_known"] == pytest.approx(pairs.mean().item(), abs=1e-6)

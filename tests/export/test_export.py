@@ -106,7 +106,7 @@ def test_every_method_loads_by_lightning_and_exports(tmp_path: Path, name: str) 
 def test_a_loaded_model_is_tested_like_the_trained_one(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:
     model, folder = run
     loaded = SemiFL.load_from_checkpoint(folder / "last.ckpt")
-    metrics = toy_trainer(tmp_path).test(loaded, ToyData())
+    (metrics,) = toy_trainer(tmp_path).test(loaded, ToyData())
     assert metrics["test/accuracy"] == float(model.trainer.callback_metrics["test/accuracy"])
     assert isinstance(loaded.schedule, Cosine)
     assert loaded.threshold == 0.4
@@ -413,9 +413,9 @@ def test_new_images_are_predicted_with_file_and_class_names(tmp_path: Path, run:
         Image.fromarray(image[0].numpy()).save(path)
     (tmp_path / "new" / "notes.txt").write_text("no image")
     trainer = toy_trainer(tmp_path)
-    expected = trainer.predict(model, ToyData(), ckpt_path=folder / "last.ckpt")
+    (expected,) = trainer.predict(model, ToyData(), ckpt_path=folder / "last.ckpt")
     new = ToyData(predict_root=str(tmp_path / "new"), eval_batch_size=7)
-    found = trainer.predict(model, new, ckpt_path=folder / "last.ckpt")
+    (found,) = trainer.predict(model, new, ckpt_path=folder / "last.ckpt")
     assert expected is not None
     assert found is not None
     torch.testing.assert_close(found, expected)

@@ -175,7 +175,7 @@ def test_a_run_starts_from_the_model_of_another_run(tmp_path: Path) -> None:
         second.configure_model()
         if name != "best.ckpt":
             assert_same(tensors(second.network), tensors(first.network))
-    result = toy_trainer(tmp_path / "second", logger=False).test(second, labeled_clients())
+    (result,) = toy_trainer(tmp_path / "second", logger=False).test(second, labeled_clients())
     assert result["test/accuracy"] == float(trainer.callback_metrics["test/accuracy"])
 
 

@@ -490,11 +490,10 @@ def test_evaluation_and_prediction_of_a_trained_model(tmp_path: Path) -> None:
     tested = float(trainer.callback_metrics["test/accuracy"])
     fresh = toy_semifl()
     later = toy_trainer(tmp_path)
-    assert later.test(fresh, ToyData(), ckpt_path="last")["test/accuracy"] == tested
+    assert later.test(fresh, ToyData(), ckpt_path="last")[0]["test/accuracy"] == tested
     expected = {"val/accuracy", "val/loss", "val/largest_class_share"}
-    assert set(later.validate(fresh, ToyData(), ckpt_path="best")) == expected
-    probabilities = later.predict(fresh, ToyData(), ckpt_path="last")
-    assert probabilities is not None
+    assert set(later.validate(fresh, ToyData(), ckpt_path="best")[0]) == expected
+    (probabilities,) = later.predict(fresh, ToyData(), ckpt_path="last")
     assert probabilities.shape == (60, 3)
     right = probabilities.argmax(1) == torch.arange(60) % 3
     assert float(right.double().mean()) == pytest.approx(tested)
@@ -577,6 +576,25 @@ def test_lightnings_names_of_keys_are_refused_with_ours(tmp_path: Path) -> None:
         _ = trainer.gradient_clip_val
     with pytest.raises(AttributeError, match="object has no attribute 'client_optimizer'"):
         _ = trainer.optimizers  # of a property the inner error
+
+
+def test_commands_after_fit_take_the_last_model_and_data_as_lightnings_do(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=1)
+    with pytest.raises(ValueError, match=r"trainer\.test\(\) has run nothing yet"):
+        trainer.test()
+    trainer.fit(toy_semifl(), ToyData())
+    measured = trainer.callback_metrics["test/loss"]
+    assert trainer.test()[0]["test/loss"] == measured == trainer.test(ckpt_path="last")[0]["test/loss"]
+    assert trainer.predict()[0].shape == (len(trainer.datamodule.test_labels), 3)
+
+
+@pytest.mark.parametrize("precision", [64, "64"])
+def test_lightnings_short_names_of_precisions(tmp_path: Path, precision: int | str) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=1, precision=precision, deterministic="warn", logger=False)
+    trainer.fit(toy_semifl(), ToyData())
+    assert {value.dtype for value in trainer.algorithm.network.parameters()} == {torch.float64}
+    with pytest.raises(ValueError, match=r"trainer\.logger is 'csv'"):
+        FederatedTrainer(logger="csv")  # type: ignore[arg-type]
 
 
 def test_data_without_a_usual_view_need_both(tmp_path: Path) -> None:
