@@ -5,6 +5,8 @@
 # make docs   build the documentation site into site/
 # make gpu    on a machine with CUDA: its benchmark, 8 minutes, which resumes where it stopped (GPU=folder), and its tests;
 #             with PYTHON=python3 it installs nothing and takes the packages that this Python has
+# make papers the papers' next tables on a machine with CUDA, for MINUTES=9; what resumes them is kept in PAPERS=folder, in
+#             files of 15 MiB, and read from there
 # make evidence  compare methods on Fashion-MNIST and CIFAR-10 with few labels: hours on two cores, resumes where it stopped
 # make deploy-demo  a real federation on this machine: a server and three nodes over Flower, with TLS; about a minute
 # The first call makes .venv with the versions in constraints.txt. TORCH=cpu takes the CPU build of PyTorch (1.4 GB in place of 6), which
@@ -18,6 +20,8 @@ WORKERS ?= 2
 SUITES ?= fashionmnist cifar10_500
 DATA ?= data
 GPU ?= runs/gpu
+PAPERS ?= runs/papers_state
+MINUTES ?= 9
 TORCH ?= $(if $(filter Linux,$(shell uname -s)),$(if $(wildcard /proc/driver/nvidia /dev/nvidiactl),gpu,cpu),gpu)
 # Tests of single functions and values; those that train whole federations take longer.
 QUICK := tests/test_package.py $(wildcard $(addprefix tests/,functional models data storage system test_sampling.py \
@@ -39,7 +43,7 @@ CPU_TORCH := $(INSTALL) uv && UV_HTTP_RETRIES=0 $(BIN)/uv pip install --quiet --
 	--constraint constraints.txt torch torchvision 2> $(VENV)/cpu_torch.log
 NO_CPU_TORCH := No CPU build of PyTorch can be reached ($(VENV)/cpu_torch.log): installing the one with CUDA, about 6 GB.
 
-.PHONY: deploy-demo fit check test slow gpu evidence lint docs clean help
+.PHONY: deploy-demo fit check test slow gpu papers evidence lint docs clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -51,6 +55,13 @@ fit: $(VENV)/.installed
 deploy-demo: $(VENV)/.installed
 	@$(BIN)/python -c 'import flwr' 2>/dev/null || $(INSTALL) --editable '.[flower]'
 	$(BIN)/lightning-fedssl deploy demo runs/deploy_demo/$$(date +%Y%m%d-%H%M%S)
+
+papers: | $(GPU_NEEDS)
+	@mkdir -p runs/papers $(PAPERS)
+	@if ls $(PAPERS)/part.* > /dev/null 2>&1; then cat $(PAPERS)/part.* | tar x; fi
+	PYTHONPATH=. $(GPU_PYTHON) benchmarks/papers.py next --root $(DATA) --accelerator cuda --minutes $(MINUTES) $(ARGS)
+	rm -f $(PAPERS)/part.*
+	tar c runs/papers benchmarks/results/next_tables.csv benchmarks/results/curves.csv | split -b 15M - $(PAPERS)/part.
 
 evidence: $(VENV)/.installed
 	for suite in $(SUITES); do \

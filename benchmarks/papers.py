@@ -2,7 +2,8 @@ r"""The papers' tables on small real data, on a CPU: Fed-SHVR's Table I, FedRGD'
 
 A run is a configuration with overrides, known by the first columns of its row. Its row is appended to the CSV file of
 its table in ``benchmarks/results`` when it has ended; a run that is there is not repeated, one that was stopped resumes
-from its folder below ``runs/papers``. docs/claims.yaml says what the rows are compared with.
+from its folder below ``runs/papers``. docs/claims.yaml says what the rows are compared with. ``curves.csv`` has a row
+for each round with an accuracy, as it comes: a run that has not ended is compared by it.
 
     python benchmarks/papers.py fed_shvr --root data --seeds 0 1 2 3 4 --rounds 1
     python benchmarks/papers.py fed_shvr --root data --rounds 100 --set hidden=200 variant=printed --only "fedshvr 0.75 0.1"
@@ -10,12 +11,15 @@ from its folder below ``runs/papers``. docs/claims.yaml says what the rows are c
     python benchmarks/papers.py fedrgd --root data --only regroup labels
     python benchmarks/papers.py semi_sfl --root data --only "Semi-SFL" "FedSwitch-SL"
     python benchmarks/papers.py semi_sfl --root data --rounds 200 --csv semi_sfl_long.csv --set partition=dir0.1
+    python benchmarks/papers.py next --root data --accelerator cuda --minutes 9
 """  # noqa: E501
 
 from __future__ import annotations
 
 import argparse
 import csv
+import math
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,14 +27,16 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
+import yaml
 from torch import Tensor, nn
 
-from lightning_fedssl import Experiment
+from lightning_fedssl import Experiment, FederatedCallback
 from lightning_fedssl.comparison.plan import slug
 from lightning_fedssl.comparison.results import Row, rounds
 from lightning_fedssl.models import Network, ResNet9
 
 RESULTS = Path(__file__).resolve().parent / "results"
+SUITES = RESULTS.parent.parent / "configs" / "suites"
 
 
 class Cell(NamedTuple):
@@ -99,33 +105,15 @@ def fed_shvr(settings: dict[str, Any]) -> Iterator[Cell]:
             yield Cell(key, [f"{config}_{split.split('_')[0]}.yaml", model, common])
 
 
-SHVR_ROWS = [f"fedshvr {a} {b}" for a in (0, 0.75) for b in (0, 0.1)]
-READINGS: list[tuple[str, str, list[str]]] = [
-    ("step 0.3", "noniid", SHVR_ROWS),
-    ("step 0.3, labels 0.6", "noniid", SHVR_ROWS[2:]),
-    ("default", "noniid_dir01", SHVR_ROWS),
-    ("step 0.3", "noniid_dir01", SHVR_ROWS),
-    ("default", "noniid_random", SHVR_ROWS[::2]),
-    ("step 0.3", "noniid_random", SHVR_ROWS[::2]),
-    ("step 0.3", "noniid_amounts", SHVR_ROWS),
-    ("step 0.3", "iid", SHVR_ROWS),
-    ("step 0.2", "noniid", SHVR_ROWS),
-    ("default", "noniid_amounts", SHVR_ROWS),
-    *(
-        (variant, split, SHVR_ROWS)
-        for split in list(SHVR_SPLITS)[1:]
-        for variant in ("default", *list(SHVR_VARIANTS)[3:])
-    ),
-]
-"""Readings of the text: variants and splits, those that tell most first."""
-
-
 def readings(settings: dict[str, Any]) -> Iterator[Cell]:
-    """Table I by reading. Settings: rounds, hidden, images."""
-    for variant, split, rows in READINGS:
-        for cell in fed_shvr({**settings, "variant": variant, "split": split}):
-            if cell.key["cell"] in rows:
-                yield cell
+    """Table I by reading of the text. Settings: rounds, hidden, images."""
+    variants = ["default", *(name for name in SHVR_VARIANTS if name.startswith("step"))]
+    for split in list(SHVR_SPLITS)[1:]:
+        for variant in variants:
+            for cell in fed_shvr({**settings, "variant": variant, "split": split}):
+                name = cell.key["cell"]
+                if name.startswith("fedshvr") and not (variant.endswith("0.6") and name.startswith("fedshvr 0 ")):
+                    yield cell
 
 
 class SmallNet(Network):
@@ -309,16 +297,65 @@ def semi_sfl(settings: dict[str, Any]) -> Iterator[Cell]:
             yield Cell(key, [configuration])
 
 
-def run(cell: Cell, seed: int, root: str, folder: Path, accelerator: str) -> list[Row]:
-    """Train and test; the scalars of all rounds. A run that was stopped resumes."""
+NEXT: dict[str, dict[str, float | str]] = {
+    "fedrgd_tables.yaml": {
+        "FedRGD (labels at clients)": 71.61, "FedRGD (labels at clients, not IID)": 69.05,
+        "FedRGD (ResNet-9, R = 0)": 63.32, "FedRGD (ResNet-9, R = 1)": 63.24, "FedMatch (labels at clients)": "",
+        "FedMatch (labels at clients, not IID)": "", "FedMatch (R = 0)": "", "FedMatch (R = 1)": "",
+    },
+    "fssl_table.yaml": {"SAGE": 87.05, "ProxyFL": 88.56, "FixMatch-GPL (received model's labels)": 84.56},
+    "cifar10_4000.yaml": {
+        "SemiFL": 93.1, "4000 labels alone": 76.9, "FedAvg + FixMatch (Table 2)": "",
+        "Semi-SFL (Dir 0.1)": 83.4, "FedSwitch-SL (Dir 0.1)": 79.2,
+    },
+}  # fmt: skip
+"""Suites, and the labels of the runs that come next, with the published accuracy after the last round."""
+
+
+def following(settings: dict[str, Any]) -> Iterator[Cell]:
+    """The tables that need a GPU, those first that tell most for their hours. No settings."""
+    for name, published in NEXT.items():
+        suite = yaml.safe_load((SUITES / name).read_text(encoding="utf-8"))
+        entries = {entry["label"]: (group, entry) for group in suite["groups"] for entry in group["entries"]}
+        for label, accuracy in published.items():
+            group, entry = entries[label]
+            files = [entry["config"]] if isinstance(entry["config"], str) else entry["config"]
+            overrides = [part.get("overrides", {}) for part in (suite, group, entry)]
+            yield Cell({"suite": name, "label": label, "published": accuracy}, [*files, *overrides])
+
+
+class Curve(FederatedCallback):
+    """Appends a row for every round with an accuracy, and stops the run, to be resumed, when its time has come.
+
+    Args:
+        key: The first columns.
+        end: The time, as of ``time.monotonic``.
+    """
+
+    def __init__(self, key: dict[str, str], end: float) -> None:
+        self.key = key
+        self.end = end
+
+    def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+        """See the class."""
+        key = self.key | {"round": str(trainer.round_index), "of": str(trainer.max_rounds)}
+        if "val/accuracy" in metrics and not is_known(RESULTS / "curves.csv", key):
+            append(RESULTS / "curves.csv", key | {"accuracy": f"{100 * metrics['val/accuracy']:.2f}"})
+        trainer.should_stop |= time.monotonic() >= self.end
+
+
+def run(cell: Cell, seed: int, root: str, folder: Path, accelerator: str, curve: Curve) -> list[Row]:
+    """Train and test; the scalars of all rounds, none if its time came first. A run that was stopped resumes."""
     common = {
-        "seed_everything": seed, "data.root": root, "trainer.max_rounds": cell.key.get("rounds") or cell.key["round"],
-        "trainer.accelerator": accelerator, "trainer.enable_progress_bar": False,
-        "trainer.default_root_dir": str(folder),
+        "seed_everything": seed, "data.root": root, "trainer.accelerator": accelerator,
+        "trainer.enable_progress_bar": False, "trainer.default_root_dir": str(folder),
     }  # fmt: skip
+    if length := cell.key.get("rounds") or cell.key.get("round"):
+        common["trainer.max_rounds"] = length
     trainer, model, data = Experiment.from_config(*cell.configurations, common)
+    trainer.given_callbacks = [*trainer.given_callbacks, curve]
     trainer.fit(model, data, ckpt_path="last" if rounds(folder) else None)
-    return rounds(folder)
+    return rounds(folder) if trainer.round_index == trainer.max_rounds else []
 
 
 COLUMNS = {
@@ -332,6 +369,7 @@ TABLES = {
     "readings": (readings, "cell", "fed_shvr_table1.csv", 100),
     "fedrgd": (fedrgd, "claim", "fedrgd_claims.csv", 1),
     "semi_sfl": (semi_sfl, "method", "semi_sfl.csv", 1),
+    "next": (following, "label", "next_tables.csv", 100),
 }
 """The cells of every table, the column that ``--only`` selects by, the file, and the unit of its accuracies."""
 
@@ -347,7 +385,9 @@ def main() -> None:
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of the table")
     parser.add_argument("--accelerator", default="cpu", help="cpu, or cuda")
     parser.add_argument("--csv", help="another file in benchmarks/results")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop then; the same command resumes")
     options = parser.parse_args()
+    end = time.monotonic() + 60 * options.minutes
     settings: dict[str, Any] = {name: _value(text) for name, _, text in (one.partition("=") for one in options.set)}
     settings |= {} if options.rounds is None else {"rounds": options.rounds}
     cells, name, usual, unit = TABLES[options.table]
@@ -359,7 +399,10 @@ def main() -> None:
                 continue
             began, clock = time.process_time(), time.perf_counter()
             folder = Path("runs", "papers", options.table, slug(" ".join(key.values())))
-            rows = run(cell, seed, options.root, folder, options.accelerator)
+            curve = Curve({"table": options.table, "run": str(cell.key[name]), "seed": str(seed)}, end)
+            rows = run(cell, seed, options.root, folder, options.accelerator, curve)
+            if not rows:
+                return
             last = rows[-1]
             found = {"accuracy": unit * last["test/accuracy"], "loss": last["test/loss"]}
             late = {column: [row[n] for row in rows[len(rows) // 2 :] if n in row] for column, n in COLUMNS.items()}
@@ -367,6 +410,10 @@ def main() -> None:
             found |= {"cpu_s": time.process_time() - began, "wall_s": time.perf_counter() - clock}
             device = torch.cuda.get_device_name() if options.accelerator == "cuda" else "CPU"
             append(path, key | {column: f"{value:.5g}" for column, value in found.items()} | {"device": device})
+            for spent in folder.rglob("checkpoints"):
+                shutil.rmtree(spent)  # what is left resumes the other runs
+            if time.monotonic() >= end:
+                return
 
 
 def _value(text: str) -> Any:

@@ -18,74 +18,26 @@ import torch
 from torch import Tensor
 
 import papers
-from lightning_fedssl import Experiment
-from lightning_fedssl.algorithms import FedSHVR
-from lightning_fedssl.data import FederatedDataModule, LocalData
+from lightning_fedssl import Experiment, FederatedDataModule, FedSHVR, LocalData
 from lightning_fedssl.functional.pseudo_labels import sharpen
 
 AXES, UNITS, RATE, BATCH = 64, 1000, 0.01, 32
 PATH = papers.RESULTS / "fed_shvr_readings.csv"
 
 
-class Client:
-    """One client's steps in round 1 (Eq. 16 without d_k, which is 0), with gradients by hand."""
-
-    def __init__(self, algorithm: FedSHVR, weights: list[Tensor], rates: list[float]) -> None:
-        self.algorithm = algorithm
-        self.weights = [weight.clone() for weight in weights]
-        self.rates = rates
-
-    def logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden units and logits."""
-        first, bias, last, last_bias = self.weights
-        hidden = torch.addmm(bias, x, first).relu_()
-        return hidden, torch.addmm(last_bias, hidden, last.T)
-
-    def labels(self, logits: Tensor) -> Tensor:
-        """The pseudo-labels (Eq. 8) of round 1."""
-        return sharpen(logits, self.algorithm.alpha0_of_labels(1), self.algorithm.alpha1)
-
-    def train(self, labeled: Tensor, targets: Tensor, unlabeled: Tensor, seed: int) -> int:
-        """Take tau_k steps; their number."""
-        draw = torch.Generator().manual_seed(seed)
-        steps = max(len(labeled), len(unlabeled)) * 2 // BATCH
-        weights = self.algorithm.ramp.values(1, 2, steps).tolist()
-        one_hot = torch.eye(10)[targets]
-        once = self.algorithm.label_refresh == "round"
-        v = self.labels(self.logits(unlabeled)[1]) if once else None
-        for alpha0 in weights:
-            mine = torch.randperm(len(labeled), generator=draw)[:BATCH]
-            other = torch.randperm(len(unlabeled), generator=draw)[:BATCH]
-            x = torch.cat([labeled[mine], unlabeled[other]])
-            hidden, logits = self.logits(x)
-            f, g = logits[: len(mine)].softmax(dim=1), logits[len(mine) :].softmax(dim=1)
-            pseudo = self.labels(logits[len(mine) :]) if v is None else v[other]
-            of_unlabeled = alpha0 * (g - pseudo) + self.algorithm.alpha2 * (g - 0.1)
-            of_logits = torch.cat([(f - one_hot[mine]) / len(mine), of_unlabeled / len(other)])
-            of_hidden = torch.ops.aten.threshold_backward(of_logits @ self.weights[2], hidden, 0)
-            products = [(x.T, of_hidden), None, (of_logits.T, hidden), None]
-            sums = [None, of_hidden.sum(dim=0), None, of_logits.sum(dim=0)]
-            for weight, rate, product, total in zip(self.weights, self.rates, products, sums, strict=True):
-                if product is not None:
-                    weight.addmm_(*product, alpha=-rate)
-                else:
-                    weight.sub_(total, alpha=rate)
-        return steps
-
-
 class Setting(NamedTuple):
-    """The clients of a split and seed with their inputs, and the initial weights."""
+    """What the readings of a split and seed share: clients, inputs, initial weights and how many units a unit is."""
 
     clients: list[LocalData]
     train: Tensor
     test: Tensor
     test_labels: Tensor
     weights: list[Tensor]
-    rates: list[float]
+    times: float
 
 
 def setting(algorithm: FedSHVR, data: FederatedDataModule) -> Setting:
-    """Prepare what the readings of a split and seed share."""
+    """Prepare the clients' inputs and the initial weights."""
     data.setup()
     algorithm.configure_model()
     clients = [data.local_data(client, 1) for client in range(data.num_clients)]
@@ -96,25 +48,55 @@ def setting(algorithm: FedSHVR, data: FederatedDataModule) -> Setting:
     times = first.out_features / UNITS
     in_first = (first.weight[:UNITS] @ axes).T.contiguous()
     weights = [in_first, first.bias[:UNITS], last.weight[:, :UNITS] * times**0.5, last.bias]
-    rates = [RATE, RATE, RATE * times, RATE]
-    return Setting(clients, train @ axes, test @ axes, data.test_labels, weights, rates)
+    return Setting(clients, train @ axes, test @ axes, data.test_labels, weights, times)
+
+
+def forward(weights: list[Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """Hidden units and logits."""
+    hidden = torch.addmm(weights[1], x, weights[0]).relu_()
+    return hidden, torch.addmm(weights[3], hidden, weights[2].T)
+
+
+def trained(algorithm: FedSHVR, given: Setting, client: LocalData, seed: int) -> tuple[list[Tensor], int]:
+    """A client's weights after its steps of round 1 (Eq. 16, where d_k is 0), gradients by hand; and their number."""
+    draw = torch.Generator().manual_seed(seed)
+    labeled, unlabeled, one_hot = given.train[client.labeled], given.train[client.unlabeled], torch.eye(10)
+    steps = max(len(labeled), len(unlabeled)) * 2 // BATCH
+    exponent = algorithm.alpha0_of_labels(1)
+    v = None
+    if algorithm.label_refresh == "round":
+        v = sharpen(forward(given.weights, unlabeled)[1], exponent, algorithm.alpha1)
+    first, bias, last, last_bias = weights = [weight.clone() for weight in given.weights]
+    for alpha0 in algorithm.ramp.values(1, 2, steps).tolist():
+        mine = torch.randperm(len(labeled), generator=draw)[:BATCH]
+        others = torch.randperm(len(unlabeled), generator=draw)[:BATCH]
+        x = torch.cat([labeled[mine], unlabeled[others]])
+        hidden, logits = forward(weights, x)
+        f, g = logits[: len(mine)].softmax(dim=1), logits[len(mine) :].softmax(dim=1)
+        pseudo = sharpen(logits[len(mine) :], exponent, algorithm.alpha1) if v is None else v[others]
+        of_unlabeled = alpha0 * (g - pseudo) + algorithm.alpha2 * (g - 0.1)
+        of_logits = torch.cat([(f - one_hot[client.labels[mine]]) / len(mine), of_unlabeled / len(others)])
+        of_hidden = torch.ops.aten.threshold_backward(of_logits @ last, hidden, 0)
+        last.addmm_(of_logits.T, hidden, alpha=-RATE * given.times)
+        last_bias.sub_(of_logits.sum(dim=0), alpha=RATE)
+        first.addmm_(x.T, of_hidden, alpha=-RATE)
+        bias.sub_(of_hidden.sum(dim=0), alpha=RATE)
+    return weights, steps
 
 
 def accuracy(algorithm: FedSHVR, given: Setting, seed: int) -> float:
     """The test accuracy after one round, in per cent."""
-    sizes = [len(client.labeled) + len(client.unlabeled) for client in given.clients]
+    total = sum(len(client.labeled) + len(client.unlabeled) for client in given.clients)
     moved: list[Any] = [0] * len(given.weights)
     mean_steps = 0.0
     for number, client in enumerate(given.clients):
-        own = Client(algorithm, given.weights, given.rates)
-        labeled, unlabeled = given.train[client.labeled], given.train[client.unlabeled]
-        steps = own.train(labeled, client.labels, unlabeled, 1000 * seed + number)
-        share = sizes[number] / sum(sizes)
+        weights, steps = trained(algorithm, given, client, 1000 * seed + number)
+        share = (len(client.labeled) + len(client.unlabeled)) / total
         mean_steps += share * steps
-        pairs = zip(moved, given.weights, own.weights, strict=True)
+        pairs = zip(moved, given.weights, weights, strict=True)
         moved = [m + share / steps * (before - after) for m, before, after in pairs]
     after = [before - mean_steps * m for before, m in zip(given.weights, moved, strict=True)]  # Eq. 14
-    predicted = Client(algorithm, after, given.rates).logits(given.test)[1].argmax(dim=1)
+    predicted = forward(after, given.test)[1].argmax(dim=1)
     return 100 * float((predicted == given.test_labels).float().mean())
 
 
@@ -127,21 +109,20 @@ def main() -> None:
     options = parser.parse_args()
     settings: dict[tuple[str, int], Setting] = {}
     for seed in options.seeds:
-        for variant, split, rows in [("default", "noniid", papers.SHVR_ROWS), *papers.READINGS]:
-            for cell in papers.fed_shvr({"variant": variant, "split": split}):
-                columns = ("cell", "split", "reading")
-                key = {**{column: cell.key[column] for column in columns}, "seed": str(seed)}
-                if cell.key["cell"] not in rows or papers.is_known(PATH, key):
-                    continue
-                began = time.process_time()
-                common = {"seed_everything": seed, "data.root": options.root}
-                _, algorithm, data = Experiment.from_config(*cell.configurations, common)
-                assert isinstance(algorithm, FedSHVR)
-                if (split, seed) not in settings:
-                    settings[split, seed] = setting(algorithm, data)
-                found = accuracy(algorithm, settings[split, seed], seed)
-                cpu = time.process_time() - began
-                papers.append(PATH, key | {"accuracy": f"{found:.2f}", "cpu_s": f"{cpu:.1f}"})
+        for cell in papers.readings({}):
+            key = {column: cell.key[column] for column in ("cell", "split", "reading")} | {"seed": str(seed)}
+            if papers.is_known(PATH, key):
+                continue
+            began = time.process_time()
+            common = {"seed_everything": seed, "data.root": options.root}
+            _, algorithm, data = Experiment.from_config(*cell.configurations, common)
+            assert isinstance(algorithm, FedSHVR)
+            place = cell.key["split"], seed
+            if place not in settings:
+                settings[place] = setting(algorithm, data)
+            found = accuracy(algorithm, settings[place], seed)
+            cpu = time.process_time() - began
+            papers.append(PATH, key | {"accuracy": f"{found:.2f}", "cpu_s": f"{cpu:.1f}"})
 
 
 if __name__ == "__main__":
