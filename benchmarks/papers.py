@@ -111,8 +111,7 @@ def readings(settings: dict[str, Any]) -> Iterator[Cell]:
     for split in list(SHVR_SPLITS)[1:]:
         for variant in variants:
             for cell in fed_shvr({**settings, "variant": variant, "split": split}):
-                name = cell.key["cell"]
-                if name.startswith("fedshvr") and not (variant.endswith("0.6") and name.startswith("fedshvr 0 ")):
+                if cell.key["cell"].startswith("fedshvr"):
                     yield cell
 
 

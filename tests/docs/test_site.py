@@ -37,6 +37,9 @@ def test_the_results_page_is_that_of_the_csv_files(monkeypatch: pytest.MonkeyPat
     page = tmp_path / "results.md"
     build_results.write(page, tmp_path / "claims.csv")
     assert page.read_text() == (ROOT / "docs" / "results.md").read_text(), "run python docs/build_results.py"
+    counts = re.findall(r"\d+ of \d+ cells(?= reproduced)", page.read_text())
+    assert len(counts) == 2
+    assert all(count in (ROOT / "README.md").read_text() for count in counts)
     build_results.write_leaderboard(page)
     assert page.read_text() == (ROOT / "docs" / "leaderboard.md").read_text(), "run python docs/build_results.py"
 
