@@ -42,9 +42,14 @@ class RunFolder:
 
     @property
     def log_dir(self) -> str | None:
-        """The folder, the same on every rank once it is open; None without loggers."""
-        if self._log_dir is None and self.loggers:
-            self._log_dir = self.loggers[0].log_dir or self.loggers[0].save_dir
+        """The folder, the same on every rank once it is open; None without loggers.
+
+        That of the first logger that brings one for this run alone. Where none does, as those of
+        Weights & Biases and MLflow, it is the next ``lightning_logs/version_N``, from
+        :meth:`open` on.
+        """
+        if self._log_dir is None:
+            self._log_dir = next(filter(None, map(_folder_of_run, self.loggers)), None)
         return self._log_dir
 
     def begin_run(self) -> None:
@@ -64,10 +69,11 @@ class RunFolder:
             root: The folder that holds the folders of all runs.
             fabric: The ranks; rank 0 chooses the folder.
         """
-        if self._wants_default and not self.loggers:
+        if self.log_dir is None and (self.loggers or self._wants_default):
             version = fabric.broadcast(reserve_version(root) if fabric.is_global_zero else 0)
             self._reserved = Path(root) / f"lightning_logs/version_{version}"
-            self.loggers = [
+            self._log_dir = str(self._reserved)
+            self.loggers = self.loggers or [
                 TensorBoardLogger(root, version=version, default_hp_metric=False),
                 CSVLogger(root, version=version, flush_logs_every_n_steps=1),
             ]
@@ -121,6 +127,16 @@ class RunFolder:
         """Close the files of every logger."""
         for logger in self.loggers:
             logger.finalize(status)
+
+
+def _folder_of_run(logger: Logger) -> str | None:
+    """The folder that a logger has for one run; None if it has none, or one that it shares with
+    others: the working directory, or the folder that all of its runs are in.
+    """
+    if logger.log_dir is None:
+        return None
+    shared = {Path().resolve(), Path(logger.save_dir or "").resolve()}
+    return None if Path(logger.log_dir).resolve() in shared else logger.log_dir
 
 
 def reserve_version(root: str) -> int:

@@ -118,8 +118,9 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
             mean: ``Median``, ``TrimmedMean``, ``Krum``, or ``CentralDP``, differential privacy for
             clients. Left out: ``Quarantine``; an empty list accepts every valid update.
         logger: ``null`` or ``true``: TensorBoard and CSV below ``default_root_dir``, in a new
-            folder for every ``fit``; ``false``: none; or loggers of your own, which keep their
-            folder. Without a logger the checkpoints are in ``checkpoints`` below
+            folder for every ``fit``; ``false``: none; or loggers of your own: the run folder is
+            that of the first that has one for each run, or else the next
+            ``lightning_logs/version_N``. Without a logger the checkpoints are in ``checkpoints`` below
             ``default_root_dir``, where a new run replaces an earlier one's.
         metrics: Metrics in addition to loss and accuracy: ``macro_f1``, ``recall`` (per class),
             ``auroc``, ``calibration_error``, ``confusion_matrix``, or the class of any metric of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from contextlib import nullcontext
@@ -12,6 +13,7 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, WandbLogger
 
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.cli import main
 from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
 
 
@@ -52,6 +54,40 @@ def test_a_run_reaches_both(tmp_path: Path) -> None:
     for logger in (wandb, mlflow):
         assert any("val/accuracy" in metrics for metrics in logger.metrics)
         assert logger.settings
+
+
+LOGGERS = {
+    "wandb": "lightning.pytorch.loggers.WandbLogger --trainer.logger.project fedssl --trainer.logger.offline true",
+    "mlflow": "lightning.pytorch.loggers.MLFlowLogger --trainer.logger.tracking_uri file:./mlruns",
+    "sqlalchemy": "lightning.pytorch.loggers.MLFlowLogger --trainer.logger.tracking_uri sqlite:///mlflow.db",
+    "csv": "CSVLogger --trainer.logger.save_dir . --trainer.logger.name= --trainer.logger.version=",
+}
+"""Loggers without a folder for each run, by the module that they need; their options on the command line."""
+
+
+@pytest.mark.parametrize("module", LOGGERS)
+def test_each_run_has_a_folder_of_its_own(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(module)
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"WANDB_SILENT": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}.items():
+        monkeypatch.setenv(name, value)
+    own = {name: f"my own {name}" for name in ("config.yaml", "data.txt", "result.json", "partition.json")}
+    for name, text in own.items():
+        Path(name).write_text(text)
+    small = "--data.max_train_images 200 --data.max_test_images 50 --trainer.max_rounds 1 --trainer.devices 1"
+    for seed in range(2):
+        settings = f"--trainer.default_root_dir runs --seed_everything {seed} --trainer.logger {LOGGERS[module]}"
+        assert main(["fit", "--config", "semifl_digits.yaml", *small.split(), *settings.split()]) == 0
+        if module == "wandb":
+            pytest.importorskip("wandb").finish()
+    for version in range(2):
+        folder = Path(f"runs/lightning_logs/version_{version}")
+        assert json.loads((folder / "result.json").read_text())["seed"] == version
+        for name in ("config.yaml", "data.txt", "report.html", "checkpoints/last.ckpt"):
+            assert (folder / name).is_file()
+    assert {name: Path(name).read_text() for name in own} == own
+    assert not {"checkpoints", "report.html"} & {path.name for path in tmp_path.iterdir()}
+    assert main(["export", "--default_root_dir", "runs", "--output", "model"]) == 0
 
 
 class Statuses(CSVLogger):
