@@ -85,9 +85,8 @@ class ClientEvaluation(FederatedCallback):
         if algorithm.clients.having("personal"):  # nodes do not show theirs
             accuracies = self._accuracies(trainer, algorithm, algorithm.own_part)
             metrics |= summarize(accuracies, "client_test/personal_accuracy")
-        if number not in self.history:
-            self.history[number] = accuracies
-            self._write(trainer)
+        self.history.setdefault(number, accuracies)
+        self._write(trainer)  # also where the round was before a kill: the folder is another
 
     def _images(self, trainer: Run) -> list[Tensor]:
         """Indices of each client's test images, drawn in the first call."""

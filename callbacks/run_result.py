@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.labels_alone import LabelsAlone
 from lightning_fedssl.functional.by_name import mapped
-from lightning_fedssl.storage.files import as_json
+from lightning_fedssl.storage.files import as_json, write_bytes
 from lightning_fedssl.version import __version__
 
 if TYPE_CHECKING:
@@ -82,4 +82,4 @@ def _write(
 ) -> None:
     if trainer.is_global_zero and trainer.log_dir and not trainer.fast_dev_run:
         text = as_json(summarize_run(trainer, algorithm, metrics), indent=2)
-        Path(trainer.log_dir, "result.json").write_text(text + "\n", encoding="utf-8")
+        write_bytes(Path(trainer.log_dir, "result.json"), f"{text}\n".encode())

@@ -114,7 +114,7 @@ class Transfers(FederatedCallback):
 
 
 class Dies(FederatedCallback):
-    """Ends its process without a word, as SIGKILL does, before, inside or after a round."""
+    """Ends its process without a word, as SIGKILL does, before, inside or after a round, or after the test."""
 
     def __init__(self, place: str, round_index: int) -> None:
         self.place, self.round_index = place, round_index
@@ -131,6 +131,9 @@ class Dies(FederatedCallback):
 
     def on_round_start(self, trainer: Any, algorithm: Any) -> None:
         self._at("after", trainer.round_index - 1)
+
+    def on_fit_end(self, trainer: Any, algorithm: Any) -> None:
+        self._at("tested", trainer.round_index)
 
 
 def dies(call: Callable[[], object]) -> None:

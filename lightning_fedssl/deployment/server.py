@@ -10,6 +10,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -538,12 +539,20 @@ def unfinished(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> Path
             f"the newest run below {root}, that of {path}, is a {saved}, so a {own} cannot resume "
             f"it: {remedy}"
         )
-    result = path.parent.with_name("result.json")  # written after the test
-    is_tested = result.is_file() and not json.loads(result.read_text("utf-8"))["interrupted"]
-    if found["round"] >= trainer.max_rounds and is_tested:
+    if found["round"] >= trainer.max_rounds and _is_tested(path.parent.with_name("result.json")):
         private = any(isinstance(rule, CentralDP) for rule in trainer.updates)
         budget = ", which spends a privacy budget of its own" if private else ""
         _log.info("a new run begins%s: that of %s has finished", budget, path)
         return None
     _log.info("resuming %s after round %d of %d", path, found["round"], trainer.max_rounds)
     return path
+
+
+def _is_tested(result: Path) -> bool:
+    """Whether a run has written its result, which it does after the test.
+
+    A file that a full disk or an earlier version has cut is none: the run is tested again.
+    """
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        return not json.loads(result.read_text("utf-8"))["interrupted"]
+    return False

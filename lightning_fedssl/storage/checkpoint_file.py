@@ -192,7 +192,9 @@ def find(ckpt_path: str | Path, root: Path) -> Path:
     Or ``last``, ``best`` or ``chosen``, that file of the newest run below ``root``.
 
     ``last`` is the newest ``last.ckpt``: a run that was killed before its first one cannot be
-    resumed. The others are never those of another run than the newest.
+    resumed. The others are never those of another run than the newest. Of runs in folders
+    ``version_N`` the newest is that of the largest number, whatever the dates of its files are;
+    dates decide between other folders.
 
     Raises:
         FileNotFoundError: If there is no such checkpoint.
@@ -203,7 +205,8 @@ def find(ckpt_path: str | Path, root: Path) -> Path:
     for run in ("", "*/", "*/version_*/"):
         for name in {"last", str(ckpt_path)}:
             written += root.glob(f"{run}checkpoints/{name}.ckpt")
-    newest = max(written, key=lambda path: path.stat().st_mtime_ns, default=None)
+    latest = {path.absolute().parents[2]: path for path in sorted(written, key=_age)}
+    newest = max(latest.values(), key=_date, default=None)
     found = newest and newest.with_name(f"{ckpt_path}.ckpt")
     if found is None or not found.is_file():
         raise FileNotFoundError(
@@ -213,6 +216,16 @@ def find(ckpt_path: str | Path, root: Path) -> Path:
             "model of the last round)"
         )
     return found
+
+
+def _age(path: Path) -> tuple[int, int]:
+    """The number of the version that a checkpoint is in, -1 for none, and its date."""
+    version = path.absolute().parents[1].name.removeprefix("version_")
+    return int(version) if version.isdecimal() else -1, _date(path)
+
+
+def _date(path: Path) -> int:
+    return path.stat().st_mtime_ns
 
 
 def is_plain(value: Any) -> bool:

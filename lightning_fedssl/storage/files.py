@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
+from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import IO, Any
 
@@ -48,6 +49,20 @@ def write_once(path: Path, write: Callable[[Path], object]) -> None:
             replace_file(path, write)
 
 
+class _Disk(FileIO):
+    """A file that knows why the disk has refused: torch.save says something else."""
+
+    refusal: OSError | None = None
+
+    def write(self, content: Any) -> int:
+        """Write bytes."""
+        try:
+            return super().write(content)
+        except OSError as error:
+            self.refusal = error
+            raise
+
+
 def write_synced(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write a file that survives a kill and a power cut: ``path`` is the old file until all of the
     new one is on disk.
@@ -64,12 +79,17 @@ def write_synced(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.partial")
+    disk = _Disk(new, "wb")
     try:
-        with new.open("wb") as file:
+        with BufferedWriter(disk) as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(new, path)
+    except Exception as error:
+        if disk.refusal is None:
+            raise
+        raise OSError(disk.refusal.errno, disk.refusal.strerror, str(path)) from error
     finally:
         new.unlink(missing_ok=True)
     try:

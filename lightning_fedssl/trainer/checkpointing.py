@@ -410,7 +410,7 @@ def continue_curves(trainer: Run, path: Path) -> None:
         trainer: The trainer, whose run is in another folder.
         path: The checkpoint that it resumes.
     """
-    earlier = path.parent.with_name("metrics.csv")
+    earlier = path.absolute().parent.with_name("metrics.csv")
     if (
         not trainer.log_dir
         or not earlier.is_file()
@@ -421,9 +421,9 @@ def continue_curves(trainer: Run, path: Path) -> None:
     whole_rows = earlier.read_text(encoding="utf-8").rpartition("\n")[0]
     for row in csv.DictReader(whole_rows.splitlines()):
         step = int(row["step"])
-        left_out = {"step", "epoch", *below(_OF_END, row)}
-        scalars = {k: float(v) for k, v in row.items() if v and k not in left_out}
-        if scalars and step <= trainer.round_index:
+        scalars = {k: float(v) for k, v in row.items() if v and k not in ("step", "epoch")}
+        # The resumed run logs the row of its end itself.
+        if not below(_OF_END, scalars) and step <= trainer.round_index:
             trainer.folder.log_metrics(scalars, step)
 
 

@@ -120,8 +120,8 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         logger: ``null`` or ``true``: TensorBoard and CSV below ``default_root_dir``, in a new
             folder for every ``fit``; ``false``: none; or loggers of your own: the run folder is
             that of the first that has one for each run, or else the next
-            ``lightning_logs/version_N``. Without a logger the checkpoints are in ``checkpoints`` below
-            ``default_root_dir``, where a new run replaces an earlier one's.
+            ``lightning_logs/version_N``. Without a logger the checkpoints are in ``checkpoints``
+            below ``default_root_dir``, where a new run replaces an earlier one's.
         metrics: Metrics in addition to loss and accuracy: ``macro_f1``, ``recall`` (per class),
             ``auroc``, ``calibration_error``, ``confusion_matrix``, or the class of any metric of
             torchmetrics or of your own. ``num_classes`` is filled in from the data. A metric ``M``

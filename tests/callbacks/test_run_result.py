@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from lightning_fedssl.callbacks.run_result import summarize_run
+from lightning_fedssl.callbacks.run_result import RunResult, summarize_run
 from lightning_fedssl.storage.files import as_json
 from lightning_fedssl.trainer import FederatedTrainer
 from tests.toy import ToyData, toy_semifl, toy_trainer
@@ -32,3 +33,11 @@ def test_a_number_that_json_does_not_have_is_null(trained: FederatedTrainer) -> 
     result = summarize_run(trained, trained.algorithm, {"val/loss": float("nan"), "val/accuracy": 0.5})
     assert json.loads(as_json(result), parse_constant=pytest.fail)["metrics"] == {"val/accuracy": 0.5, "val/loss": None}
     assert as_json([(1, float("inf")), {"a": "b"}]) == '[[1, null], {"a": "b"}]'
+
+
+def test_the_result_is_replaced_in_one_step(trained: FederatedTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(str(trained.log_dir), "result.json")
+    before = path.read_bytes()
+    monkeypatch.setattr(os, "replace", lambda new, old: None)  # as if killed before it
+    RunResult().on_fit_end(trained, trained.algorithm)
+    assert path.read_bytes() == before

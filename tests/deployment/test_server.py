@@ -431,6 +431,9 @@ def test_a_server_that_is_killed_and_killed_again_resumes_its_run(
     else:
         assert_same(weights(resumed.algorithm), weights(whole.algorithm))
     version = Path(resumed.log_dir)
+    for content in ("", '{"interr', "{}", "[]"):  # cut by a full disk
+        (version / "result.json").write_text(content)
+        assert unfinished(resumed, resumed.algorithm) == version / "checkpoints/last.ckpt"
     (version / "result.json").unlink()  # as if killed in the test: the rounds are done
     assert unfinished(resumed, resumed.algorithm) == version / "checkpoints/last.ckpt"
 

@@ -1,7 +1,11 @@
 import os
+import resource
 import signal
+import subprocess
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -162,6 +166,33 @@ def test_two_runs_at_the_same_time_do_not_share_a_folder_of_checkpoints(tmp_path
     toy_trainer(tmp_path, **options).fit(toy_semifl(), ToyData())  # the folder is free after an error
 
 
+@contextmanager
+def small_disk(kind: str, folder: Path) -> Iterator[None]:
+    """Inside, 60 kB can be written: to a file, or to a folder."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        if kind == "limit":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, before[1]))
+        elif subprocess.run(["mount", "-t", "tmpfs", "-o", "size=60k", "tmpfs", folder], check=False).returncode:
+            pytest.skip("no file system can be mounted here")
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        if kind == "tmpfs":
+            subprocess.run(["umount", folder], check=False)
+
+
+@pytest.mark.parametrize("kind", ["limit", "tmpfs"])
+def test_a_full_disk_is_named_and_the_older_checkpoint_stays(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "last.ckpt"
+    with small_disk(kind, tmp_path):
+        checkpoint_file.save(some_checkpoint(), path)
+        with pytest.raises(OSError, match=r"(File too large|No space left on device).*last\.ckpt"):
+            checkpoint_file.save(some_checkpoint(state_dict={"w": torch.zeros(30_000)}), path)
+        assert checkpoint_file.load(path)["round"] == some_checkpoint()["round"]
+        assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
 def written(run: Path, *names: str, stamp: int, **more: Any) -> None:
     """Checkpoints of a run, with a time."""
     for name in names:
@@ -171,12 +202,14 @@ def written(run: Path, *names: str, stamp: int, **more: Any) -> None:
 
 def test_last_and_best_mean_the_newest_run_that_has_a_checkpoint(tmp_path: Path) -> None:
     runs = [tmp_path / f"lightning_logs/version_{version}" for version in range(4)]
-    written(runs[0], "last", stamp=200)
+    written(runs[0], "last", stamp=200)  # the clock was set back
     written(runs[1], "last", stamp=100)
     (runs[2] / "checkpoints").mkdir(parents=True)  # killed before its first checkpoint
     (runs[2] / "checkpoints/best.ckpt").touch()
     runs[3].mkdir()
-    assert checkpoint_file.find("last", tmp_path) == runs[0] / "checkpoints/last.ckpt"
+    assert checkpoint_file.find("last", tmp_path) == runs[1] / "checkpoints/last.ckpt"
+    written(tmp_path / "own", "last", stamp=300)  # of a logger without versions: the date is all there is
+    assert checkpoint_file.find("last", tmp_path) == tmp_path / "own/checkpoints/last.ckpt"
     assert checkpoint_file.find("some/path.ckpt", tmp_path) == Path("some/path.ckpt")
 
 

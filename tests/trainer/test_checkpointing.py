@@ -1,3 +1,4 @@
+import csv
 import os
 import signal
 from copy import deepcopy
@@ -10,7 +11,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerStatus
 
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import CommunicationLedger, FederatedCheckpoint, StaticBatchNorm
+from lightning_fedssl.callbacks import ClientEvaluation, CommunicationLedger, FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.comparison.execute import has_checkpoint
 from lightning_fedssl.comparison.results import is_finished, rounds
 from lightning_fedssl.functional.optimizers import half_momentum
@@ -95,6 +96,29 @@ def test_a_run_that_is_killed_and_killed_again_resumes_as_compare_does(
     assert_same(best["state_dict"], expected["state_dict"])
     assert_equal(best["callbacks"], expected["callbacks"])
     assert (tmp_path / "parts/lightning_logs/version_1/checkpoints/best.ckpt").exists() == (place == "after")
+
+
+def test_a_run_that_is_killed_after_its_test_has_the_files_of_one_that_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Resumed from a checkpoint that is named without a folder."""
+
+    def fit(name: str, *callbacks: Any, ckpt_path: str | None = None) -> Path:
+        trainer = toy_trainer(tmp_path / name, max_rounds=2, callbacks=[ClientEvaluation(), *callbacks])
+        trainer.fit(toy_fedavg(personal="classifier"), labeled_clients(), ckpt_path=ckpt_path)
+        return Path(str(trainer.log_dir))
+
+    def steps(folder: Path) -> list[str]:
+        lines = (folder / "metrics.csv").read_text().splitlines()
+        return [row["step"] for row in csv.DictReader(lines)]
+
+    whole = fit("whole")
+    dies(partial(fit, "parts", Dies("tested", 2)))
+    monkeypatch.chdir(tmp_path / "parts/lightning_logs/version_0/checkpoints")
+    resumed = fit("parts", ckpt_path="last.ckpt")
+    assert steps(resumed) == steps(whole)
+    name = "client_evaluation.csv"
+    assert (resumed / name).read_bytes() == (whole / name).read_bytes()
 
 
 def trained(tmp_path: Path) -> Path:
