@@ -177,11 +177,11 @@ def latex(suite: Suite, results: Results) -> list[str]:
         suite: The suite that was compared.
         results: The numbers of its finished runs.
     """
-    lines = [f"% {suite.title}: mean and standard deviation over seeds; 95 % intervals."]
+    lines = [f"% {_one_line(suite.title)}: mean and standard deviation over seeds; 95 % intervals."]
     for group in suite.groups:
         head, *rows = table_of(group, results, suite)
         shown = itemgetter(0, 1, 3)
-        lines += ["", f"% {group.title}", r"\begin{tabular}{lll}", r"\toprule"]
+        lines += ["", f"% {_one_line(group.title)}", r"\begin{tabular}{lll}", r"\toprule"]
         lines += [_tex_line(shown(head)), r"\midrule", *map(_tex_line, map(shown, rows))]
         lines += [r"\bottomrule", r"\end{tabular}"]
     return lines
@@ -199,8 +199,14 @@ _TEX = str.maketrans(
 
 
 def _escaped(text: str) -> str:
-    """A cell of Markdown in LaTeX, without the stars around a bound."""
-    return re.sub(r"^\*(.*)\* \(bound\)$", r"\1 (bound)", text).translate(_TEX)
+    """A cell of Markdown in LaTeX, without the stars around a bound; no command in it runs."""
+    plain = re.sub(r"^\*(.*)\* \(bound\)$", r"\1 (bound)", _one_line(text))
+    # After the end of a row LaTeX takes these two for an option.
+    return "{}" * plain.startswith(("[", "*")) + plain.translate(_TEX)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _target(suite: Suite, task: Task) -> str:

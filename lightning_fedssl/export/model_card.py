@@ -6,6 +6,7 @@ import yaml
 
 from lightning_fedssl.export.description import Description
 from lightning_fedssl.export.model_file import is_number
+from lightning_fedssl.functional.by_name import mapped
 
 _CARD = """\
 ---
@@ -39,19 +40,26 @@ def model_card(description: Description) -> str:
     """The text of ``README.md``, with a header that model hubs read.
 
     Args:
-        description: What :func:`~lightning_fedssl.export.describe_model` returned.
+        description: What :func:`~lightning_fedssl.export.describe_model` returned, or a file of
+            anybody has. No name in it begins a new line.
     """
-    method = description["algorithm"].rpartition(".")[2]
+    texts = mapped(_one_line, description)
+    method = texts["algorithm"].rpartition(".")[2]
     header = {
         "library_name": "pytorch",
         "tags": ["federated-learning", "semi-supervised-learning", method],
     }
     privacy = (
-        f"\nPrivacy: {description['privacy']['statement']}.\n" if "privacy" in description else ""
+        f"\nPrivacy: {_one_line(description['privacy']['statement'])}.\n"
+        if "privacy" in description
+        else ""
     )
     return _CARD.format(
-        **description
-        | {"network": description["network"]["class_path"] or "network", "privacy": privacy},
+        **texts
+        | {
+            "network": _one_line(description["network"]["class_path"] or "network"),
+            "privacy": privacy,
+        },
         header=yaml.safe_dump(header | {"datasets": [description["data_set"]]}, sort_keys=False),
         method=method,
         inputs="values in 0..1"
@@ -69,4 +77,8 @@ def _row(description: Description, name: str, value: float | None) -> str:
     rounds = description["rounds"]
     evaluated = description.get("metric_rounds", {}).get(name.partition("/")[0], rounds)
     when = "" if evaluated == rounds else f" (of round {evaluated})"
-    return f"| {name}{when} | {f'{value:.4f}' if is_number(value) else '-'} |"
+    return f"| {_one_line(name)}{when} | {f'{value:.4f}' if is_number(value) else '-'} |"
+
+
+def _one_line(value: object) -> str:
+    return " ".join(str(value).split())

@@ -37,7 +37,7 @@ def test_a_number_that_json_does_not_have_is_null(trained: FederatedTrainer) -> 
 
 def test_the_result_is_replaced_in_one_step(trained: FederatedTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path(str(trained.log_dir), "result.json")
-    before = path.read_bytes()
+    path.write_text("before")
     monkeypatch.setattr(os, "replace", lambda new, old: None)  # as if killed before it
     RunResult().on_fit_end(trained, trained.algorithm)
-    assert path.read_bytes() == before
+    assert path.read_text() == "before"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lightning_fedssl.comparison import report
-from lightning_fedssl.comparison.suite import SuiteEntry, SuiteGroup
-from lightning_fedssl.task import Regression
+from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
+from lightning_fedssl.task import Classification, Regression
 from tests.comparison.helpers import GOOD, comparison, rounds_of
 
 
@@ -45,6 +45,21 @@ def test_the_tables_are_also_a_csv_and_latex(tmp_path: Path) -> None:
     assert r"Good & 73.0 $\pm$ 12.5 & +13.0 (+6.4 to +19.6) \\" in tex
     assert r"Bound (bound) & 60.0" in tex
     assert r"R\textasciicircum{}2 \textasciitilde{}\{*\}\textbackslash{}mu & " in tex
+
+
+def test_a_label_runs_no_command_of_latex() -> None:
+    labels = {
+        r"\input{x}": r"\textbackslash{}input\{x\} &",
+        "R^2 ~ FedAvg*": r"R\textasciicircum{}2 \textasciitilde{} FedAvg* &",
+        "[a]\n\\end": r"{}[a] \textbackslash{}end &",
+        "*b": "{}*b &",
+    }
+    group = SuiteGroup("a\n\\input{y}", [SuiteEntry(label, "a.yaml") for label in labels])
+    suite = Suite(title="t\n\\input{z}", seeds=[0], groups=[group])
+    tex = report.latex(suite, report.Results(Classification(), {label: {} for label in labels}))
+    assert not [line for line in tex if r"\input" in line and not line.startswith("%")]
+    for written in labels.values():
+        assert any(line.startswith(written) for line in tex)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
@@ -189,6 +190,22 @@ def test_a_metric_without_a_value_is_null(tmp_path: Path, run: tuple[SemiFL, Pat
     for folder in (tmp_path, tmp_path / "again"):
         card = (folder / "README.md").read_text()
         assert "| test/accuracy | - |\n| val/auroc | - |\n| val/loss | 0.5000 |" in card
+
+
+def test_no_name_of_a_foreign_file_begins_a_line_of_the_model_card(run: tuple[SemiFL, Path]) -> None:
+    description = checkpoint_file.load(run[1] / "last.ckpt")["model"]
+    lines = len(model_card(description).splitlines())
+    forged = "x\n---\r\n# license"
+    for name in ("algorithm", "data_set", "citation", "version", "task", "outputs", "rounds"):
+        description[name] = forged
+    description["network"] |= {"class_path": forged}
+    description["metrics"] = {f"{forged}{name}": 0.5 for name in description["metrics"]}
+    text = model_card(description | {"class_names": [forged]})
+    head, _, card = text.removeprefix("---").partition("\n---\n")
+    assert len(card.splitlines()) <= lines
+    assert "\n---" not in card
+    assert [line for line in card.splitlines() if line.startswith("#")] == [card.splitlines()[1]]
+    assert yaml.safe_load(head)["datasets"] == [forged]
 
 
 def test_a_metric_of_an_earlier_model_names_its_round(tmp_path: Path) -> None:
