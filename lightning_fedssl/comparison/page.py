@@ -10,9 +10,16 @@ from statistics import fmean
 
 from lightning_fedssl.comparison.execute import Outcome
 from lightning_fedssl.comparison.plan import Run, differing_keys
-from lightning_fedssl.comparison.report import legend, results_of, table_of
+from lightning_fedssl.comparison.report import (
+    conclusion,
+    gains_of,
+    legend,
+    results_of,
+    table_of,
+)
 from lightning_fedssl.comparison.results import curve, summary
 from lightning_fedssl.comparison.suite import Suite, SuiteGroup
+from lightning_fedssl.comparison.verdicts import FEWEST
 from lightning_fedssl.report import FILE_NAME, page
 from lightning_fedssl.storage.files import versions
 
@@ -36,15 +43,19 @@ def write_page(
         live: Whether more runs will end.
     """
     task = runs[0].task
-    groups = []
+    groups, said = [], []
     for group in suite.groups if outcomes else ():
-        head, *rows = table_of(group, results_of(suite, outcomes), suite)
+        results = results_of(suite, outcomes)
+        head, *rows = table_of(group, results, suite)
+        gains = [gain for gain in gains_of(group, results).values() if gain.paired.count >= FEWEST]
+        if sentence := conclusion(group, results):
+            said.append(f"{group.title}: {sentence}")
         curves = {
             "round": _curves(group, outcomes, "round", 1.0),
             "bytes": _curves(group, outcomes, "bytes", 1e6),
         }
         differing = differing_keys([run for run in runs if run.group.title == group.title])
-        groups.append((group, head, rows, curves, differing))
+        groups.append((group, head, rows, curves, differing, gains))
     ended = {outcome.run.folder: outcome for outcome in outcomes}
     page.write(
         folder / FILE_NAME,
@@ -54,6 +65,7 @@ def write_page(
         task=task,
         legend=legend(suite, task),
         groups=groups,
+        said=said,
         finished=sum(bool(outcome.rows) for outcome in outcomes),
         runs=[(run, _page_of(run, folder), *_end_of(ended.get(run.folder))) for run in runs],
         command=command,

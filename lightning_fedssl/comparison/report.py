@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_fedssl.comparison.execute import Outcome
 from lightning_fedssl.comparison.plan import code_version, hash_of
 from lightning_fedssl.comparison.results import Row, curve, summary
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
-from lightning_fedssl.comparison.verdicts import FEWEST, paired, verdict
+from lightning_fedssl.comparison.verdicts import FEWEST, Paired, interval, verdict
 from lightning_fedssl.functional.by_name import mapped, places
 from lightning_fedssl.storage.files import replace_file, write_table
 
@@ -52,6 +52,23 @@ class Results:
         """
         found = mapped(itemgetter(f"{name}_{self.task.monitor}"), self.runs.get(label, {}))
         return {seed: value for seed, value in found.items() if math.isfinite(value)}
+
+
+class Gain(NamedTuple):
+    """What an entry gains over its group's first bound.
+
+    Attributes:
+        label: Of the entry.
+        paired: The differences, positive where the entry is better.
+        verdict: See :func:`~lightning_fedssl.comparison.verdicts.verdict`; ``no verdict`` where
+            the steps on labels differ.
+        steps: The steps on labels as a multiple of the bound's; NaN if they are not known.
+    """
+
+    label: str
+    paired: Paired
+    verdict: str
+    steps: float
 
 
 def write_csv_files(folder: Path, suite: Suite, outcomes: Sequence[Outcome]) -> None:
@@ -151,7 +168,8 @@ def table_of(group: SuiteGroup, results: Results, suite: Suite) -> list[list[str
         results: The numbers of the finished runs.
         suite: Its suite.
     """
-    baseline = next((entry.label for entry in group.entries if entry.role == "bound"), "")
+    baseline = _baseline(group)
+    gains = gains_of(group, results)
     versus = f"difference to {baseline}" if baseline else "difference"
     head = ["entry", "test", "worst seed", versus, "best"]
     if suite.target is not None:
@@ -161,11 +179,56 @@ def table_of(group: SuiteGroup, results: Results, suite: Suite) -> list[list[str
     table = [head]
     for entry in _ordered(group, results):
         if results.runs[entry.label]:
-            other = "" if entry.label == baseline else baseline
-            table.append(_cells(entry, results, other, suite))
+            table.append(_cells(entry, results, gains.get(entry.label), suite))
         else:
             table.append([entry.label, "no run ended", *[""] * (len(head) - 2)])
     return table
+
+
+def gains_of(group: SuiteGroup, results: Results) -> dict[str, Gain]:
+    """What the entries of a group gain over its first bound, by their labels, the most first.
+
+    Args:
+        group: The group.
+        results: The numbers of the finished runs.
+    """
+    baseline = _baseline(group)
+    steps = _label_steps(results.runs.get(baseline, {}))
+    bound = results.values(baseline)
+    sign = 1 if results.task.larger_is_better else -1
+    gains = []
+    for entry in group.entries:
+        values = results.values(entry.label)
+        differences = [sign * (values[seed] - bound[seed]) for seed in values if seed in bound]
+        if entry.label == baseline or not differences:
+            continue
+        own_steps = _label_steps(results.runs[entry.label]) / steps if steps else math.nan
+        fair = not abs(own_steps - 1) > MOST_OTHER_STEPS
+        said = verdict(differences) if fair else "no verdict"
+        gains.append(Gain(entry.label, interval(differences), said, own_steps))
+    return {gain.label: gain for gain in sorted(gains, key=lambda gain: -gain.paired.mean)}
+
+
+def conclusion(group: SuiteGroup, results: Results) -> str:
+    """What a group's comparison has shown, in one sentence; empty without a bound.
+
+    Args:
+        group: The group.
+        results: The numbers of the finished runs.
+    """
+    gains = gains_of(group, results)
+    baseline = _baseline(group)
+    if not gains:
+        return ""
+    won = [gain for gain in gains.values() if gain.verdict == "met"]
+    if not won:
+        return f"No entry is shown to be better than {baseline}"
+    task, best = results.task, won[0]
+    found = best.paired
+    mean, low, high = (task.shown(value, "+") for value in (found.mean, found.low, found.high))
+    more = f"; so are {len(won) - 1} more entries" if len(won) > 1 else ""
+    unit = " points" if task.is_share else ""
+    return f"{best.label} is better than {baseline} by {mean}{unit} ({low} to {high}){more}"
 
 
 def latex(suite: Suite, results: Results) -> list[str]:
@@ -213,31 +276,37 @@ def _target(suite: Suite, task: Task) -> str:
     return f"{suite.target:.0%}" if task.is_share else f"{suite.target:g}"
 
 
+def _baseline(group: SuiteGroup) -> str:
+    """The label of a group's first bound; empty without one."""
+    return next((entry.label for entry in group.entries if entry.role == "bound"), "")
+
+
 def _ordered(group: SuiteGroup, results: Results) -> list[SuiteEntry]:
-    """First the bounds, then the methods, the best mean first."""
+    """First the bounds, then the methods, the largest gain first; without a bound the best mean."""
+    gains = gains_of(group, results)
 
     def goodness(entry: SuiteEntry) -> float:
         if entry.role == "bound":
             return math.inf
+        if entry.label in gains:
+            return gains[entry.label].paired.mean
         mean = statistics.fmean(results.values(entry.label).values() or [0.0])
         return mean if results.task.larger_is_better else -mean
 
     return sorted(group.entries, key=goodness, reverse=True)
 
 
-def _cells(entry: SuiteEntry, results: Results, baseline: str, suite: Suite) -> list[str]:
+def _cells(entry: SuiteEntry, results: Results, gain: Gain | None, suite: Suite) -> list[str]:
     task = results.task
     runs = results.runs[entry.label]
     values = results.values(entry.label)
-    bound = results.values(baseline)
-    steps = _label_steps(results.runs.get(baseline, {}))
     own_steps = _label_steps(runs)
     worst = min if task.larger_is_better else max
     return [
         f"*{entry.label}* (bound)" if entry.role == "bound" else entry.label,
         _spread(task, values),
         task.shown(worst(values.values())) if values else "",
-        _difference(task, values, bound, own_steps / steps if steps else math.nan),
+        _difference(task, gain) if gain else "",
         _spread(task, results.values(entry.label, "best")),
         *(_goal_cells(list(runs.values())) if suite.target is not None else []),
         f"{max(row['rounds'] for row in runs.values()):.0f}",
@@ -252,27 +321,16 @@ def _label_steps(runs: Mapping[int, Row]) -> float:
     return statistics.fmean(row["label_steps"] for row in runs.values()) if runs else math.nan
 
 
-def _difference(task: Task, values: dict[int, float], bound: dict[int, float], steps: float) -> str:
-    """The mean difference with its interval, and the verdict where that is not *met*.
-
-    Args:
-        task: What the models predict.
-        values: Of its first metric, by seed.
-        bound: Those of the bound.
-        steps: The steps on labels as a multiple of the bound's; NaN if they are not known.
-    """
-    found = paired(values, bound)
-    if found is None:
-        return ""
-    mean, low, high = (task.shown(value, "+") for value in (found.mean, found.low, found.high))
-    if abs(steps - 1) > MOST_OTHER_STEPS:
-        return f"{mean} (no verdict: {steps:.2g} times the bound's steps on labels)"
+def _difference(task: Task, gain: Gain) -> str:
+    """The mean difference with its interval, and the verdict where that is not *met*."""
     sign = 1 if task.larger_is_better else -1
-    gains = [sign * (value - bound[seed]) for seed, value in values.items() if seed in bound]
-    said = verdict(gains)
-    if found.count < FEWEST:
-        return f"{mean} ({said})"
-    return f"{mean} ({low} to {high}{'' if said == 'met' else f'; {said}'})"
+    ends = sorted(sign * end for end in (gain.paired.low, gain.paired.high))
+    mean, low, high = (task.shown(value, "+") for value in (sign * gain.paired.mean, *ends))
+    if gain.verdict == "no verdict":
+        return f"{mean} (no verdict: {gain.steps:.2g} times the bound's steps on labels)"
+    if gain.paired.count < FEWEST:
+        return f"{mean} ({gain.verdict})"
+    return f"{mean} ({low} to {high}{'' if gain.verdict == 'met' else f'; {gain.verdict}'})"
 
 
 def _goal_cells(runs: Sequence[Row]) -> list[str]:
