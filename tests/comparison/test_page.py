@@ -33,7 +33,7 @@ def test_the_page_of_a_suite_has_tables_curves_and_links_and_escapes_names(tmp_p
     assert page.live
     said = "G: Good is better than Bound by +13.0 points (+6.4 to +19.6). 7 of 9 runs have finished."
     assert said in " ".join(page.text.split())
-    assert page.tags.count("b") == 2 * 3 + 1  # legends, and the difference of the entry that has three seeds
+    assert page.tags.count("b") == 3 + 2 + 1  # legends, and the difference of the entry that has three seeds
     assert page.tags.count("path") == 2 * (3 + 2)  # means and ranges; over bytes not those of the bound
     (address,) = page.addresses
     assert address.endswith("/lightning_logs/version_0/report.html")
