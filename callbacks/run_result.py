@@ -61,6 +61,7 @@ def summarize_run(
         "round": trainer.round_index,
         "seed": trainer.seed,
         "partition": trainer.datamodule.split.hash,
+        "class_shares": trainer.datamodule.stated and trainer.datamodule.stated.text,
         "run_folder": trainer.log_dir,
         "ckpt_path": trainer.ckpt_path and str(trainer.ckpt_path),
         "version": __version__,

@@ -78,9 +78,9 @@ class PiModel(FixMatch):
         """The share of lambda_u in this round."""
         return min(1.0, self.current_round.progress / RAMP)
 
-    def label(self, logits: Tensor, x_weak: Tensor) -> PseudoLabels:
+    def label(self, logits: Tensor, x_weak: Tensor, shift: Tensor | float = 0.0) -> PseudoLabels:
         """The probabilities of all weak views, ``(batch, classes)``."""
-        return self.task.label(logits, 0.0, soft=True)
+        return self.task.label(logits + shift, 0.0, soft=True)
 
     def unlabeled_loss(self, logits: Tensor, pseudo: PseudoLabels) -> Tensor:
         """The squared distance of predictions from targets, times the share of lambda_u."""

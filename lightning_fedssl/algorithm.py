@@ -129,6 +129,7 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
             or saved. ``on_client_start`` sets them.
         labels_at: Who must have the labels, ``server`` or ``clients``; None: either may.
         needs_unlabeled: Whether clients must have samples without labels.
+        uses_class_shares: Whether clients label their samples by what ``data.class_shares`` states.
         no_static_batch_norm: Why the network cannot have static batch norm, whose statistics are
             measured for the global model alone, as a clause; empty if it can.
         trains_clients: Whether clients train at all.
@@ -151,6 +152,7 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
     tasks: ClassVar[tuple[type[Task], ...]] = ONE_CLASS
     labels_at: Place | None = None
     needs_unlabeled: bool = False
+    uses_class_shares: bool = False
     no_static_batch_norm: ClassVar[str] = ""
     trains_clients: ClassVar[bool] = True
     not_deployable: ClassVar[str] = ""
@@ -315,6 +317,11 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
             )
         if self.needs_unlabeled and not any(len(own.unlabeled) for own in data.split.clients):
             raise ValueError(f"{name} needs unlabelled data at the clients: lower data.num_labels")
+        if data.class_shares is not None and self.trains_clients and not self.uses_class_shares:
+            raise ValueError(
+                f"data.class_shares: {name} does not use what sites know of their classes; leave "
+                "it out, or take SelfTraining, SemiFL, FL2, FixMatch, UDA or SAGE"
+            )
 
     def on_run_start(self, data: LocalData) -> None:
         """Set what a new run begins with, before its first round: the classifier.

@@ -287,6 +287,7 @@ def unlabeled_work(
     strong: bool = True,
     batch_size: int = 0,
     pseudo_labels: PseudoLabels | None = None,
+    shift: Tensor | None = None,
 ) -> LocalWork:
     """Epochs, or steps, on the unlabelled images of a party: batches ``{"x_weak", "x_strong"}`` of
     the same images.
@@ -298,11 +299,15 @@ def unlabeled_work(
         strong: Whether a batch has a strong view.
         batch_size: Images per step; the party's batch size if left out.
         pseudo_labels: See :class:`LocalWork`.
+        shift: What is added to logits before they become labels, ``(classes,)``; batches have it
+            for each image as ``shift``.
     """
 
     def make_batch(rows: Tensor, visits: Visits) -> Batch:
         x = data.unlabeled[rows]
         batch = {"x_weak": data.weak(x, "weak", visits=visits)}
+        if shift is not None:
+            batch["shift"] = shift.expand(len(rows), -1)
         return batch | ({"x_strong": data.strong(x, "strong", visits=visits)} if strong else {})
 
     count = len(data.unlabeled)

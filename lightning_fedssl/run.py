@@ -71,6 +71,7 @@ class Run(ABC):
         metric_values: The last value of every evaluation metric, by name, such as the matrix
             ``val/confusion_matrix``.
         metric_rounds: The round of the model that ``val`` and ``test`` have evaluated last.
+        predict_shares: How frequent the classes are among the images of ``predict``, if known.
         predictions: Class probabilities of the last ``predict``, ``(test images, classes)``.
         predictions_file: The file that they were written to.
         state: Lightning's name for the command, and whether it runs, was interrupted or has
@@ -88,6 +89,7 @@ class Run(ABC):
     precision: str
     dtype: torch.dtype
     channels_last: bool
+    predict_shares: Mapping[str, Any] | None = None
     system: SystemModel | None
     faults: Faults
     metrics: Sequence[Any]

@@ -310,6 +310,8 @@ class FedRGD(_FedRGD):
 class SelfTraining(_SelfTraining):
     def __init__(
         self,
+        momentum: float | None = None,
+        server_weight: float | None = None,
         server_phase: Literal["after", "before", "parallel"] = "parallel",
         server_steps: int | None = 1,
         optimizer: OptimizerCallable = ...,
@@ -332,7 +334,6 @@ class SelfTraining(_SelfTraining):
         server_epochs: float = 0,
         server_optimizer: OptimizerCallable | None = None,
         server_view: Literal["weak", "strong"] = "weak",
-        server_weight: float = 0.5,
         task: Task | None = None,
     ) -> None: ...
 
@@ -381,6 +382,7 @@ class FedSHVR(_FedSHVR):
         r2: Literal["from_uniform", "to_uniform"] = "from_uniform",
         ramp_epochs: float = 50,
         label_alpha0: Literal["final", "ramped"] = "final",
+        label_refresh: Literal["round", "step"] = "round",
         control_variate: bool = True,
         averaging: Literal["normalized", "plain"] = "normalized",
         optimizer: OptimizerCallable = ...,

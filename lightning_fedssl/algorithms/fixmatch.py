@@ -20,6 +20,11 @@ With labels at the server and long local training, wrong pseudo-labels reinforce
 FedMatch's paper reports 11.95 % on CIFAR-10 (ICLR 2021, Table 1). That is a property of the
 combination, not of the configurations of this package.
 
+Where sites state how frequent their classes are (``data.class_shares``), the logits of weak views
+are shifted so that the received model's mean probabilities over a client's images are these shares:
+distribution alignment of ReMixMatch (D. Berthelot et al., ICLR 2020, arXiv 1911.09785) with the
+shares that a site knows in place of those of the labels.
+
 One client with all images (``data.num_clients: 1``, labels at the clients) is FixMatch on pooled
 data: an upper bound of what the unlabelled images can contribute.
 """
@@ -32,6 +37,7 @@ from torch import Tensor
 
 from lightning_fedssl.algorithm import Place
 from lightning_fedssl.algorithms.common import checks
+from lightning_fedssl.algorithms.common.site_shares import received_shift
 from lightning_fedssl.algorithms.common.views import logits_of_views
 from lightning_fedssl.algorithms.fedavg import FedAvg
 from lightning_fedssl.data.local_data import LocalData
@@ -70,6 +76,7 @@ class FixMatch(FedAvg):
     tasks = CONFIDENT
     labels_at: Place | None = None
     needs_unlabeled = True
+    uses_class_shares = True
 
     def __init__(
         self,
@@ -107,7 +114,13 @@ class FixMatch(FedAvg):
             return labeled_work(data, self.client_epochs, self.client_steps)
         size = self.unlabeled_ratio * data.batch_size
         steps = self.client_steps
-        unlabeled = unlabeled_work(data, epochs=self.client_epochs, steps=steps, batch_size=size)
+        unlabeled = unlabeled_work(
+            data,
+            epochs=self.client_epochs,
+            steps=steps,
+            batch_size=size,
+            shift=received_shift(self, data),
+        )
         return side_by_side(unlabeled, labeled_work(data, steps=unlabeled.num_steps))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -121,7 +134,9 @@ class FixMatch(FedAvg):
         if "x" in logits:
             terms.append(self.labeled_weight * self.labeled_loss(logits["x"], batch["y"]))
         if "x_strong" in logits:
-            pseudo = pseudo or self.label(logits["x_weak"].detach(), batch["x_weak"])
+            pseudo = pseudo or self.label(
+                logits["x_weak"].detach(), batch["x_weak"], *_shift(batch)
+            )
             terms.append(self.unlabeled_weight * self.unlabeled_loss(logits["x_strong"], pseudo))
             self.log("client/mask_rate", pseudo.mask.double().mean(), batch_size=len(pseudo.mask))
         return self.with_proximal_term(added(terms))
@@ -135,14 +150,16 @@ class FixMatch(FedAvg):
         """
         return self.task.labeled_loss(logits, labels)
 
-    def label(self, logits: Tensor, x_weak: Tensor) -> PseudoLabels:
+    def label(self, logits: Tensor, x_weak: Tensor, shift: Tensor | float = 0.0) -> PseudoLabels:
         """Pseudo-labels of the weak views.
 
         Args:
             logits: ``(batch, classes)``, without gradient.
             x_weak: The weak views, ``(batch, channels, height, width)``.
+            shift: What the client's class shares add to logits, ``(batch, classes)``; given if it
+                has stated some.
         """
-        return self.task.label(logits, self.threshold)
+        return self.task.label(logits + shift, self.threshold)
 
     def unlabeled_loss(self, logits: Tensor, pseudo: PseudoLabels) -> Tensor:
         """The loss of the strong views, before lambda_u: ``sum(mask CE(strong, label)) / batch``.
@@ -161,8 +178,13 @@ class FixMatch(FedAvg):
         if self.label_mode == "train" or "x_weak" not in batch:
             return None
         with evaluating(self):
-            return self.label(self(batch["x_weak"]), batch["x_weak"])
+            return self.label(self(batch["x_weak"]), batch["x_weak"], *_shift(batch))
 
     def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """``lambda_s CE(x, y)``."""
         return self.labeled_weight * self.labeled_loss(self(batch["x"]), batch["y"])
+
+
+def _shift(batch: Batch) -> list[Tensor]:
+    """The shift of a batch of a client that has stated its class shares, and else nothing."""
+    return [batch["shift"]] if "shift" in batch else []

@@ -78,6 +78,7 @@ class ProxyFL(ReceivedModelLabels):
             ``unlabeled_weight`` is alpha, ``threshold`` is tau.
     """
 
+    uses_class_shares = False
     no_personal = "tunes proxies by the clients' classifiers"
     not_deployable = "needs the numbers of labels of every client, which a node does not send"
 

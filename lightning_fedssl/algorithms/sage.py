@@ -56,14 +56,14 @@ class SAGE(ReceivedModelLabels):
         checks.above_zero(half_gap=half_gap)
         self.kappa = math.log(2) / half_gap
 
-    def label(self, logits: Tensor, x_weak: Tensor) -> PseudoLabels:
+    def label(self, logits: Tensor, x_weak: Tensor, shift: Tensor | float = 0.0) -> PseudoLabels:
         """Targets between the classes of the two models.
 
         Images that one of them is confident of.
         """
         with torch.no_grad():
             received = at_least_float32(self.received["network"](x_weak))
-        return corrected_labels(logits, received, self.threshold, self.kappa)
+        return corrected_labels(logits + shift, received + shift, self.threshold, self.kappa)
 
     def unlabeled_loss(self, logits: Tensor, pseudo: PseudoLabels) -> Tensor:
         """``sum(mask KL(target || strong)) / batch``."""

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.server_phases import ServerPhases
+from lightning_fedssl.algorithms.common.site_shares import shifted
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import Sizes
@@ -72,6 +73,7 @@ class GlobalLabels(ServerPhases):
 
     labels_at = "server"
     needs_unlabeled = True
+    uses_class_shares = True
     statistics_of = "server"
     clients_use_statistics = True
     soft_labels: bool = False
@@ -106,7 +108,8 @@ class GlobalLabels(ServerPhases):
         """Labels of all the client's unlabelled images by the working module in eval mode, one weak
         view each.
 
-        With a label for every pixel the view is plain, and training moves the labels.
+        With a label for every pixel the view is plain, and training moves the labels. Where the
+        client has stated its class shares, the mean probabilities are these.
         """
         self.eval()
         starts = range(0, len(data.unlabeled), _PASS)
@@ -116,6 +119,7 @@ class GlobalLabels(ServerPhases):
             for part, start in zip(parts, starts, strict=True)
         )
         logits = torch.cat(list(map(self, views))).to(data.dtype)
+        logits = shifted(self, data, logits)
         return self.task.label(logits, self.threshold, soft=self.soft_labels)
 
     def epochs_over(
@@ -188,6 +192,9 @@ class SemiFL(GlobalLabels):
         super().check_data(data)
         moved = self.soft_labels and data.task.per_pixel
         checks.require(not moved, "soft_labels", True, "labels of pixels are classes: leave it out")
+        source, stated = self.pseudo_label_source, data.class_shares is not None
+        remedy = "data.class_shares needs labels of all images at once: leave one of them out"
+        checks.require(source == "global" or not stated, "pseudo_label_source", source, remedy)
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Pseudo-label the images, build D_fix and D_mix.

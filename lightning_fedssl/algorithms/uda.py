@@ -77,8 +77,9 @@ class UDA(FixMatch):
         used = (found <= self.released * (1 - chance) + chance) & self.task.known(labels)
         return masked_mean(self.task.labeled_losses(logits, labels), used)
 
-    def label(self, logits: Tensor, x_weak: Tensor) -> PseudoLabels:
+    def label(self, logits: Tensor, x_weak: Tensor, shift: Tensor | float = 0.0) -> PseudoLabels:
         """Sharpened probabilities ``(batch, classes)``, with the mask of the unsharpened ones."""
+        logits = logits + shift
         return self.task.label(logits, self.threshold)._replace(
             labels=self.task.probabilities(logits / self.temperature)
         )

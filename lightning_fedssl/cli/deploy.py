@@ -13,9 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
 from lightning_fedssl.cli.log_output import show_log
 from lightning_fedssl.cli.messages import ScriptParser
+from lightning_fedssl.data.class_shares import read_row
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.partition.base import FromFile
 from lightning_fedssl.data.partition.federated_split import FederatedSplit
@@ -262,7 +265,8 @@ def make_node(config: Path, node_config: Settings, run_config: Settings) -> Node
     Args:
         config: The app's configuration.
         node_config: Flower's node configuration: ``client``, ``data`` with data of its own,
-            ``data-root`` without, ``state-dir`` and ``send-scalars``.
+            ``data-root`` without, ``class-shares`` as ``{yes: 0.2, no: 0.8}``, ``state-dir`` and
+            ``send-scalars``.
         run_config: Flower's run configuration.
 
     Raises:
@@ -298,7 +302,17 @@ def make_node(config: Path, node_config: Settings, run_config: Settings) -> Node
         own = PartOfDataSet(data, client)
     folder = Path(str(node_config.get("state-dir", "fedssl-state")))
     send_scalars = bool(node_config.get("send-scalars", True))
-    return Node(cli.trainer, cli.model, data, own, folder, send_scalars)  # type: ignore[arg-type]
+    shares = None
+    if "class-shares" in node_config:
+        if data.class_shares is None:
+            raise ValueError(
+                "class-shares: the app's data.class_shares is not {of: nodes}, so its method may "
+                "not use what this node states; leave it out"
+            )
+        shares = read_row(yaml.safe_load(str(node_config["class-shares"])), data.class_names)
+    trainer: Any = cli.trainer
+    algorithm: Any = cli.model
+    return Node(trainer, algorithm, data, own, folder, send_scalars, shares)
 
 
 def _read_app(

@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.data import datasets, image_files
 from lightning_fedssl.data.augment.custom import BatchView, check_view, views_of
 from lightning_fedssl.data.augment.views import STRONG, WEAK
+from lightning_fedssl.data.class_shares import ROUGH, ClassShares, SiteShares, true_counts
 from lightning_fedssl.data.datasets import ImageSplit, Moments, shortened
 from lightning_fedssl.data.features import (
     FeatureExtractor,
@@ -59,6 +60,7 @@ _OF_SETUP = (
     "normalize",
     "max_train_images",
     "max_test_images",
+    "class_shares",
 )
 """The attributes that decide what :meth:`FederatedDataModule.setup` loads and draws."""
 
@@ -137,6 +139,11 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
             and for image files that are too many for memory: each is decoded once, and the images
             are read from a memory-mapped file; for image_folder, ImageTable and SiteFolders. On a
             GPU they are in its memory.
+        class_shares: How frequent the classes are at the sites
+            (:class:`~lightning_fedssl.data.class_shares.ClassShares`): a mapping from classes to
+            shares; one from sites to such mappings; a CSV file with the column ``site`` and one for
+            each class; or ``{of: sites}``, which takes the true ones of the partition, openly. Only
+            for a method that uses them.
 
     Raises:
         ValueError: If a value is out of range; the message names the key.
@@ -177,6 +184,7 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         max_test_images: int | None = None,
         predict_root: str | None = None,
         cache_dir: str | None = None,
+        class_shares: dict[str, Any] | str | None = None,
     ) -> None:
         super().__init__()
         self.task = task or Classification()
@@ -200,6 +208,7 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         self.max_train_images = max_train_images
         self.max_test_images = max_test_images
         self.cache_dir = cache_dir
+        self.class_shares = class_shares
         self._check_settings()
         self.source = self._source_of(dataset)
         self.reading = Reading() if self.source is None else self.source.reading
@@ -531,6 +540,28 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         held = [self._clients.labeled.values, self._clients.unlabeled.values]
         self._pool = torch.cat(held).sort().values
         self._outside_server = used.index_fill(0, self._server, False).nonzero().flatten()
+        self._read_shares()
+
+    @property
+    def sureness_of_shares(self) -> float:
+        """How sure clients are of their class shares, on average: 0 if they state none."""
+        if self.stated is not None and self.stated.of_nodes:
+            return ROUGH  # nobody but the nodes knows
+        return sum(one.sureness for one in self.shares.values()) / self.num_clients
+
+    def _read_shares(self) -> None:
+        """Reads what sites state of their classes."""
+        self.shares: dict[int, SiteShares] = {}
+        self.stated = None
+        if self.class_shares is None:
+            return
+        if not isinstance(self.task, Classification):
+            raise ValueError("data.class_shares is for samples of one class each; leave it out")
+        stated = ClassShares(self.class_shares, self.class_names)
+        count = partial(true_counts, self._train.labels, self._clients, self.num_classes)
+        self.shares = stated.of(self.num_clients, self.client_names, count, self.split.seed)
+        self.stated = stated
+        self.reading.facts["class shares"] = stated.text
 
     def _replace_by_features(self) -> None:
         """Takes features of the backbone for the samples that the federation uses."""
@@ -591,6 +622,7 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
             batch_size=self.server_batch_size if is_server else self.client_batch_size,
             views=self._views_in(dtype),
             dtype=dtype,
+            shares=self.shares.get(party),
         )
 
     def evaluation_batches(

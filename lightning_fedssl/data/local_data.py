@@ -11,6 +11,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from lightning_fedssl import sampling
+from lightning_fedssl.data.class_shares import SiteShares
 
 CHUNK = 512
 """The number of images augmented in one call on a CPU: few calls, but small enough for its
@@ -99,6 +100,8 @@ class LocalData:
         batch_size: Images per local step.
         views: The views of the data set.
         dtype: The floating type that views are returned in.
+        shares: How frequent the classes are among its unlabelled images, if it has stated it
+            (``data.class_shares``).
     """
 
     party: int
@@ -111,6 +114,7 @@ class LocalData:
     batch_size: int
     views: Views
     dtype: torch.dtype = torch.float32
+    shares: SiteShares | None = None
 
     @property
     def chunk(self) -> int:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import FedSHVR
+from lightning_fedssl.data.class_shares import SiteShares
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.deployment import Settings
@@ -141,6 +142,7 @@ class Node:
         data: The data of the client.
         folder: Where the client's persistent state is stored; only its user may read it.
         send_scalars: Send what the client logs, such as its loss, to the server.
+        shares: How frequent the classes are at the client, if its node states it: it is not sent.
 
     Raises:
         ValueError: If the method cannot be deployed.
@@ -154,6 +156,7 @@ class Node:
         data: NodeData,
         folder: Path,
         send_scalars: bool = True,
+        shares: SiteShares | None = None,
     ) -> None:
         refuse_undeployable(algorithm)
         self.trainer = trainer
@@ -162,6 +165,7 @@ class Node:
         self.folder = folder
         self.num_clients = datamodule.num_clients
         self.send_scalars = send_scalars
+        self.shares = shares
         if not algorithm.freeze_patterns and not algorithm.personal_patterns:
             algorithm.init_from = None  # all weights come from the server
         setup.prepare_model(trainer, algorithm, datamodule)
@@ -177,6 +181,8 @@ class Node:
         """
         tensors, order = read_order(records)
         data = self.data.local_data(order.get("round", 0), self.trainer.dtype)
+        if self.shares is not None:
+            data = replace(data, shares=self.shares)
         values = {"client": self.data.client, "round": order.get("round", 0)}
         if kind == "describe":
             counts = {"labeled": len(data.labeled), "unlabeled": len(data.unlabeled)}

@@ -80,6 +80,11 @@ class ServerData(FederatedDataModule):
 
     def _partition(self, seed: int) -> None:
         refuse_other_tasks(self.task)
+        if self.class_shares not in (None, {"of": "nodes"}):
+            raise ValueError(
+                "data.class_shares: with --own_data give {of: nodes}: each node states its own, by "
+                "--node-config 'class-shares=\"{yes: 0.2, no: 0.8}\"'"
+            )
         fraction = 0.0 if self._own_validation is not None else self.validation
         own = self._train.labels
         rows = choose_rows(own, self.num_classes, seed, fraction, self.max_train_images)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl import sampling
+from lightning_fedssl.data.class_shares import drawn_to
 from lightning_fedssl.data.datasets import plural
 from lightning_fedssl.functional.by_name import prefixed
 from lightning_fedssl.metrics.evaluation import EvaluationMetrics, scalars
@@ -122,6 +123,8 @@ def predict(trainer: Run) -> tuple[Tensor, str | None]:
         rows = [trainer.algorithm.predict_step(batch, index).cpu() for index, batch in batches]
     trainer.folder.use()  # not before all images could be read
     predictions = torch.cat(rows)
+    if trainer.predict_shares is not None:
+        predictions = drawn_to(predictions, trainer.predict_shares, classes)
     if not trainer.fabric.is_global_zero or trainer.fast_dev_run:
         return predictions, None
     path = Path(trainer.folder.log_dir or trainer.default_root_dir) / "predictions.csv"

@@ -68,10 +68,16 @@ class SimulatedFederation(Federation):
         self._rules = [rule for rule in trainer.callbacks if isinstance(rule, UpdateRule)]
 
     def start_round(self) -> None:
-        """Begin a round: the next server phase is its first."""
+        """Begin a round: the next server phase is its first.
+
+        Before the first one, sites send what they state of their classes.
+        """
         self._server_phases = 0
         self._step_work.clear()
         self.trained = set()
+        if self.trainer.round_index == 1 and self.trainer.is_global_zero:
+            for client, stated in self.trainer.datamodule.shares.items():
+                self.transfer(client, "up", {"class shares": 8 * len(stated.shares)})
 
     def end_round(self) -> None:
         """End a round, when the global model is final: nothing to do in a simulation."""

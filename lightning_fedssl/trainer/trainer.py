@@ -302,6 +302,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         model: FederatedAlgorithm | None = None,
         datamodule: FederatedDataModule | None = None,
         ckpt_path: CheckpointPath = None,
+        class_shares: dict[str, Any] | None = None,
     ) -> list[Tensor]:
         """Class probabilities of the test images, or of the new images in ``data.predict_root``.
 
@@ -313,10 +314,13 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
             datamodule: The data; those of the last command if left out.
             ckpt_path: The checkpoint to use: a path, ``last`` or ``best``; the current model if
                 left out.
+            class_shares: How frequent the classes are where the images come from, by their names
+                (docs/class_shares.md); the more images are predicted together, the more it counts.
 
         Returns:
             One batch with all, ``(images, classes)``, in a list as Lightning's trainer returns it.
         """
+        self.predict_shares = class_shares
         self._run("predict", model, datamodule, ckpt_path)
         return [] if self.predictions is None else [self.predictions]
 

@@ -389,6 +389,11 @@ def uncovered(trainer: Run, algorithm: FederatedAlgorithm) -> list[str]:
             "of confident ones), "
             "which is private; set it to uniform."
         )
+    if (stated := trainer.datamodule.stated) is not None and not stated.public:
+        found.append(
+            "data.class_shares: what sites state is sent without noise; leave it out, or give "
+            "public: true if it is no secret."
+        )
     if trainer.precision.endswith("16-true"):
         found.append(
             "trainer.precision: updates and noise are rounded to 16 bits; take 32-true or a mixed "

@@ -11,6 +11,7 @@ from PIL import Image
 
 from lightning_fedssl.cli import FederatedCLI
 from lightning_fedssl.cli.deploy import main, make_node, make_parts
+from lightning_fedssl.data.class_shares import ROUGH, SiteShares
 from lightning_fedssl.deployment.own_data import ServerData
 from tests.toy import images_of
 
@@ -104,14 +105,27 @@ def test_an_app_whose_nodes_have_folders_of_their_own(tmp_path: Path) -> None:
     save_images(tmp_path / "server" / "test", [0, 1, 2] * 4, 1)
     options = ["--data.dataset=image_folder", f"--data.root={tmp_path / 'server'}", "--data.image_size=8"]
     options += ["--data.num_labels=all", "--data.num_clients=2", "--trainer.clients_per_round=2"]
-    options += ["--trainer.max_rounds=2", f"--trainer.default_root_dir={tmp_path / 'run'}", "--model.threshold=0.3"]
+    options += [
+        "--data.class_shares={of: nodes}",
+        "--trainer.max_rounds=2",
+        f"--trainer.default_root_dir={tmp_path / 'run'}",
+        "--model.threshold=0.3",
+    ]
     assert main(["init", str(tmp_path / "app"), "--own_data", "--config", "fixmatch_digits.yaml", *options]) == 0
     config, apps = tmp_path / "app" / "fedssl_app" / "config.yaml", {}
     for client in range(2):
         own = tmp_path / f"client {client}"
         save_images(own / "unlabeled", [0, 1, 2] * 5, 2 + client)
-        node_config = {"client": client, "data": str(own), "state-dir": str(tmp_path)}
+        node_config = {
+            "client": client,
+            "data": str(own),
+            "state-dir": str(tmp_path),
+            "class-shares": "{b: about half}",
+        }
         apps[100 + client] = make_client_app(lambda *_, given=node_config: make_node(config, given, {}))
+    assert make_node(config, node_config, {}).shares == SiteShares((0.25, 0.5, 0.25), ROUGH)
+    with pytest.raises(ValueError, match="class-shares: the app"):
+        make_node(config, node_config, {"options": "--data.class_shares null"})
     with pytest.raises(ValueError, match='in an app with --own_data also data="FOLDER"'):
         make_node(config, {"client": 0}, {})
     trainer, algorithm, data = make_parts(config, {"options": "--trainer.enable_progress_bar false"})

@@ -37,6 +37,7 @@ METHODS: dict[str, tuple[Callable[[], FederatedAlgorithm], Callable[[], ToyData]
     "FL2": (partial(h.toy_fl2, server_epochs=1, pretrain_epochs=1), ToyData),
     "FixMatch": (partial(toy, FixMatch, "static_batch", threshold=0.4), ToyData),
     "SAGE": (h.toy_sage, AT_CLIENTS),
+    "SelfTraining": (h.toy_self_training, partial(ToyData, class_shares=h.STATED)),
     "FedSHVR": (partial(h.toy_shvr, ramp_epochs=2), AT_CLIENTS),
     "MeanTeacher": (partial(toy, MeanTeacher, "batch"), AT_CLIENTS),
     "FedSwitch": (partial(h.toy_fedswitch, beta=0.0, client_steps=3), ToyData),

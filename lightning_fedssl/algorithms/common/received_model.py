@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lightning_fedssl.algorithms.common.site_shares import received_shift
 from lightning_fedssl.algorithms.fixmatch import FixMatch
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_work import LocalWork, labeled_work, side_by_side, unlabeled_work
@@ -52,7 +53,9 @@ class ReceivedModelLabels(FixMatch):
         if steps is None:
             steps = math.ceil(self.client_epochs * self.epoch_steps(data))
         size = self.unlabeled_ratio * data.batch_size
-        unlabeled = unlabeled_work(replace(data, unlabeled=images), steps=steps, batch_size=size)
+        shift = received_shift(self, data)
+        everything = replace(data, unlabeled=images)
+        unlabeled = unlabeled_work(everything, steps=steps, batch_size=size, shift=shift)
         return replace(
             side_by_side(unlabeled, labeled_work(data, steps=steps)), num_samples=len(images)
         )
