@@ -9,24 +9,28 @@ from __future__ import annotations
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.utilities.compile import from_compiled
 from lightning.pytorch.utilities.seed import isolate_rng
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
+from torch.nn.parameter import UninitializedParameter
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm, require
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.datasets import shortened
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.averaging import Sums
 from lightning_fedssl.functional.batch_norm import accept_single_values
 from lightning_fedssl.functional.by_name import prefixed
 from lightning_fedssl.functional.frozen import freeze, personal_names
@@ -35,7 +39,7 @@ from lightning_fedssl.interop.run_logger import RunLogger, quiet
 from lightning_fedssl.local_training.sequential import loss_of
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import NetworkFactory
-from lightning_fedssl.state import load_state
+from lightning_fedssl.state import ClientUpdate, load_state
 from lightning_fedssl.storage.checkpoint_file import is_plain
 
 _OF_THE_MODULE = {
@@ -54,11 +58,16 @@ _OF_THE_MODULE = {
 """Arguments of a method that a LightningModule decides itself."""
 
 
+_COUNTER = "counter."
+"""What the names of whole-number buffers in an upload begin with."""
+
+
 class FitsLightningModule(FederatedAlgorithm):
     """A method whose clients and server fit a LightningModule; combined with a method's class.
 
     A client calls ``training_step`` with labelled batches, ``unlabeled_training_step`` with
-    unlabelled ones, and trains on the sum where it has loaders of both.
+    unlabelled ones, and trains on the sum where it has loaders of both. The module's
+    ``current_epoch`` and ``global_step`` go on from round to round.
 
     Args:
         network: Returns the module.
@@ -115,7 +124,7 @@ class FitsLightningModule(FederatedAlgorithm):
         steps = int(epochs) * max(map(len, loaders.values()), default=0)
 
         def train(num_steps: int, batch_ended: Callable[[int], None]) -> None:
-            fit = Fit(self, data.party, list(loaders), batch_ended)
+            fit = Fit(self, data.party, list(loaders), int(epochs), steps, batch_ended)
             key = sampling.derive_key(data.seed, "loader", data.round, data.party)
             batches = loaders if len(loaders) > 1 else next(iter(loaders.values()))
             with seeded(key, loaders), self._prepared(fit.training_step), fit.naming_errors():
@@ -129,18 +138,41 @@ class FitsLightningModule(FederatedAlgorithm):
 
         return LocalWork(count if steps else 0, steps, lambda step: {}, train=train)
 
+    def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
+        """Send the buffers of whole numbers, too, such as counters of steps."""
+        update = super().on_client_end(update)
+        counters = {}
+        for name, t in self.named_buffers():
+            if name in self.server.buffers and not (t.is_floating_point() or t.is_complex()):
+                counters[_COUNTER + name] = t.clone()
+        return replace(update, payload={**update.payload, **counters})
+
+    def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
+        """See the base class; of whole numbers, which have no mean, the largest remain."""
+        largest = dict[str, Tensor]()
+
+        def noted() -> Iterator[ClientUpdate]:
+            for update in updates:
+                for key, t in update.payload.items():
+                    name = key.removeprefix(_COUNTER)
+                    if name != key:
+                        largest[name] = torch.maximum(largest.get(name, t), t)
+                yield update
+
+        sums = super().accumulate(noted())
+        self.server.update(buffers=largest)
+        return sums
+
     @contextmanager
     def _prepared(self, training_step: Callable[[Any, int], Any]) -> Iterator[None]:
         """The module in its own modes, with another step and batch norm for single samples."""
         for name, part in self.network.named_modules():
             part.training = self.modes[name]
         handles = accept_single_values(self.network)
-        vars(self.network)["training_step"] = training_step
         try:
-            with _quiet():
+            with _quiet(), _replaced(self.network, training_step=training_step):
                 yield
         finally:
-            del vars(self.network)["training_step"]
             for handle in handles:
                 handle.remove()
 
@@ -177,8 +209,9 @@ class FitsLightningModule(FederatedAlgorithm):
         stage, loaders = batch
         if self.trainer.global_rank:
             return
-        with isolate_rng(), _quiet():
-            trainer = self.new_trainer()
+        epochs = int(self.client_epochs) * self.current_round.index
+        with isolate_rng(), _quiet(), _replaced(self.network):
+            trainer = self.new_trainer(callbacks=[Clock(epochs)])
             getattr(trainer, stage)(self.network, loaders, verbose=False)
         self.to(self.trainer.fabric.device)
         for name, value in trainer.callback_metrics.items():
@@ -199,13 +232,69 @@ class FitsLightningModule(FederatedAlgorithm):
         checkpoint["state_dict"] = prefixed("network.", checkpoint["state_dict"])
 
 
-class Fit(Callback):
+class _Counting:
+    """Lightning's Trainer as a module sees it, which has trained before.
+
+    Args:
+        trainer: The trainer of one fit.
+        epochs: Epochs before it.
+        steps: Steps before it.
+    """
+
+    def __init__(self, trainer: Trainer, epochs: int, steps: int) -> None:
+        vars(self).update(_trainer=trainer, _epochs=epochs, _steps=steps)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_trainer"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._trainer, name, value)
+
+    @property
+    def current_epoch(self) -> int:
+        return int(self._trainer.current_epoch) + int(self._epochs)
+
+    @property
+    def global_step(self) -> int:
+        return int(self._trainer.global_step) + int(self._steps)
+
+
+class Clock(Callback):
+    """Lets ``current_epoch`` and ``global_step`` of a module go on from round to round.
+
+    Args:
+        epochs: Epochs of earlier rounds.
+        steps: Steps of earlier rounds.
+    """
+
+    def __init__(self, epochs: int, steps: int = 0) -> None:
+        self.before = epochs, steps
+
+    def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        """Show the module a trainer that has trained before.
+
+        Raises:
+            ValueError: Names a callback of the module that needs one fit of all epochs.
+        """
+        module.trainer = cast(Trainer, _Counting(trainer, *self.before))
+        averaging = [c for c in trainer.callbacks if isinstance(c, StochasticWeightAveraging)]
+        if averaging:
+            raise ValueError(
+                "configure_callbacks gives StochasticWeightAveraging, which averages the weights "
+                "of one long fit: leave it out, the server averages those of the clients; keep a "
+                "moving average in a torch.optim.swa_utils.AveragedModel of the module"
+            )
+
+
+class Fit(Clock):
     """What happens in one fit besides Lightning's own: rates, losses, and messages.
 
     Args:
         method: The method.
         party: Whose fit it is.
         kinds: The kinds of its batches.
+        epochs: The epochs of a fit.
+        steps: The steps of a fit.
         batch_ended: Called with the number of each step.
     """
 
@@ -214,8 +303,12 @@ class Fit(Callback):
         method: FitsLightningModule,
         party: int,
         kinds: list[str],
+        epochs: int,
+        steps: int,
         batch_ended: Callable[[int], None],
     ) -> None:
+        rounds = method.current_round.index - 1
+        super().__init__(epochs * rounds, steps * rounds)
         self.method = method
         self.kinds = kinds
         self.batch_ended = batch_ended
@@ -334,7 +427,53 @@ def federation(
             "from_lightning: with labels at the server, clients call unlabeled_training_step("
             f"batch, batch_idx): define it in {type(module).__name__}"
         )
+    _set_up(module, [stage for stage, loaders in evaluated.items() if loaders is not None])
     return made(lambda: module, **kwargs), LoaderData(clients, server, evaluated)
+
+
+def _set_up(module: LightningModule, stages: list[str]) -> None:
+    """Call the hooks that may build layers: once, before names and weights are taken.
+
+    Raises:
+        ValueError: If a hook fails, or the size of a layer is not known yet.
+    """
+    hook = "setup"
+    try:
+        with _quiet():
+            module.trainer = Trainer(accelerator="cpu", devices=1, logger=False, barebones=True)
+            for stage in ("fit", *stages):
+                module.setup(stage)
+            hook = "configure_model"
+            module.configure_model()
+    except Exception as error:
+        raise ValueError(
+            f"from_lightning: {type(module).__name__}.{hook} fails when it is called once before "
+            f"the federation: {type(error).__name__}: {error}; build the module in __init__"
+        ) from error
+    finally:
+        module.trainer = None
+    for name, weight in module.named_parameters():
+        if isinstance(weight, UninitializedParameter):
+            raise ValueError(
+                f"from_lightning: the size of {name} is not known yet: call the module with a "
+                "batch of one sample or more before, or give the layer its number of inputs"
+            )
+
+
+def _done(stage: str = "") -> None:
+    """In place of ``setup`` and ``configure_model``, which have been called."""
+
+
+@contextmanager
+def _replaced(module: LightningModule, **functions: Any) -> Iterator[None]:
+    """Inside, the module has other functions, and does not build its layers anew."""
+    functions |= {"setup": _done, "configure_model": _done}
+    vars(module).update(functions)
+    try:
+        yield
+    finally:
+        for name in functions:
+            del vars(module)[name]
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
@@ -350,6 +352,62 @@ def test_a_layer_may_stay_at_its_client(tmp_path: Path) -> None:
         torch.testing.assert_close(t, whole[name], rtol=0, atol=1e-6)
 
 
+class Built(Line):
+    """A module whose hooks build its layers: anew at every call, as in Lightning's guide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.net
+
+    def setup(self, stage: str) -> None:
+        self.net = nn.Sequential(nn.Linear(2, 4), nn.ReLU())
+
+    def configure_model(self) -> None:
+        self.net.append(nn.Linear(4, 1))
+
+
+def test_layers_of_hooks_are_built_once(tmp_path: Path) -> None:
+    ours, own = Built(), Line()
+    federation = FedAvg.from_lightning(ours, plain(), val_dataloaders=plain(1))
+    own.net = copy.deepcopy(ours.net)
+    found, _ = fit(tmp_path, federation, max_rounds=2)
+    for round_index in (1, 2):
+        average(own, plain(), [6, 8, 10], labeled, round_index, 1)
+    for name, t in own.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], t)
+    assert set(found) == {"net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias"}
+    assert "setup" not in vars(ours)
+
+
+class Ramp(Line):
+    """A module that counts its steps, and records what Lightning counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.tensor(0))
+        self.seen: list[tuple[int, int, int]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.seen.append((int(self.steps), self.current_epoch, self.global_step))
+        self.steps += 1
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_epoch", float(self.current_epoch))
+
+
+def test_counters_go_on_from_round_to_round(tmp_path: Path) -> None:
+    module, loaders = Ramp(), [plain(3)[k] for k in (0, 0, 2)]  # 2, 2 and 3 steps an epoch
+    federation = FedAvg.from_lightning(module, loaders, client_epochs=2, val_dataloaders=loaders[0])
+    _, trainer = fit(tmp_path, federation, max_rounds=2)
+    assert int(module.steps) == 2 * 6  # the largest count of a client
+    assert {count for count, _, _ in module.seen[14:]} == set(range(6, 12))
+    assert {epoch for _, epoch, _ in module.seen[:14]} == {0, 1}
+    assert {epoch for _, epoch, _ in module.seen[14:]} == {2, 3}
+    assert {step for _, _, step in module.seen[14:]} == {4, 5, 6, 7} | set(range(6, 12))
+    assert float(trainer.callback_metrics["val_epoch"]) == 4
+
+
 def test_a_module_without_optimizer_is_averaged_as_it_is(tmp_path: Path) -> None:
     module = Bare()
     fit(tmp_path, FedAvg.from_lightning(module, plain()))
@@ -386,6 +444,8 @@ LINE = partial(FedAvg.from_lightning, Line())
         (lambda: LINE([DataLoader([1], 2, drop_last=True)]), r"clients\[0\] is a DataLoader"),  # type: ignore[arg-type]
         (lambda: LINE(plain(), client_epochs=0.5), r"model\.client_epochs is 0\.5: give a whole number"),
         (lambda: FedAvg.from_lightning(Manual(), plain(), prox_mu=0.1), "manual optimization"),
+        (lambda: FedAvg.from_lightning(Fails(), plain()), r"Fails\.setup fails when .* build the module in __init__"),
+        (lambda: FedAvg.from_lightning(Unsized(), plain()), r"size of net\.weight is not known yet: call the module"),
         (lambda: FedAvg.from_lightning(Bare(), plain(), server=plain(1)[0]), "unlabeled_training_step.* in Bare"),
     ],
 )
@@ -407,6 +467,22 @@ class Bare(LightningModule):
     def configure_optimizers(self) -> None: ...
 
 
+class Fails(Bare):
+    def setup(self, stage: str) -> None:
+        raise RuntimeError("no data")
+
+
+class Unsized(Bare):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.LazyLinear(1)
+
+
+class Averaging(Line):
+    def configure_callbacks(self) -> Any:
+        return StochasticWeightAveraging(0.1)
+
+
 def plateau(optimizer: Any) -> Any:
     return {"scheduler": lr_scheduler.ReduceLROnPlateau(optimizer), "monitor": "val_mse"}
 
@@ -416,6 +492,7 @@ def plateau(optimizer: Any) -> Any:
     [
         (lambda: LINE(plain()), {"updates": [PseudoLabelPoison(0.5)]}, "PseudoLabelPoison"),
         (lambda: LINE(plain()), {"callbacks": [ClientEvaluation()]}, "ClientEvaluation needs one class label"),
+        (lambda: FedAvg.from_lightning(Averaging(), plain()), {}, "leave it out, the server averages"),
         (lambda: LINE([DataLoader(TensorDataset(torch.ones(4, 3), torch.ones(4, 1)))]), {"clients_per_round": 1},
          r"clients\[0\], a batch of shapes \[\(1, 3\), \(1, 1\)\]: RuntimeError: .*mat1"),
         (lambda: FedAvg.from_lightning(Line(schedulers=plateau), plain()), {},
