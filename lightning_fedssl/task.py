@@ -553,17 +553,17 @@ class Regression(Task):
         """See the base class; targets far from the numbers of a new network."""
         if len(targets) < 2:
             return ""
-        targets = targets.double()
-        mean = targets.nanmean(dim=0)
+        mean = targets.double().nanmean(dim=0)
         std = (targets - mean).square().nanmean(dim=0).sqrt()
-        far = ((targets - self._mean) / self._std).square().nanmean(dim=0) >= _LARGE**2
-        unlike = len(std) > 1 and self._std.dim() == 0 and std.max() > _LARGE * std.min()
-        if not far.any() and not unlike:
+        far = ((mean - self._mean).square() + std.square() >= (_LARGE * self._std) ** 2).any()
+        unlike = self._std.dim() == 0 and std.max() > _LARGE * std.min()
+        if not far and not (unlike and len(std) > 1):
             return ""
-        found = (", ".join(f"{number:.3g}" for number in numbers) for numbers in (mean, std))
-        return "the training targets have the mean {} and the deviation {}: give these as ".format(
-            *found
-        ) + ("data.task.mean and std, or training may diverge" if far.any() else _EACH)
+        found = [", ".join(f"{number:.3g}" for number in numbers) for numbers in (mean, std)]
+        return (
+            f"the training targets have the mean {found[0]} and the deviation {found[1]}: give "
+            "these as data.task.mean and std, or training may diverge, or learn the largest alone"
+        )
 
     def tidied(self, targets: Tensor) -> Tensor:
         """See the base class."""
@@ -617,8 +617,6 @@ class Regression(Task):
 
 _LARGE = 10
 """Targets of a regression are large from this multiple of its ``std`` on."""
-
-_EACH = "data.task.mean and std, or the outputs with the largest numbers decide alone"
 
 ONE_CLASS: tuple[type[Task], ...] = (Classification,)
 """The tasks of a method that needs one class for each sample."""

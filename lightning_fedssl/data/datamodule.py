@@ -484,8 +484,15 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         if not isinstance(self.task, Regression):
             classes = self.task.classes_of(loaded.train.labels, self.num_classes)
             self.reading.warn_of_classes(loaded.spec.class_names, classes)
+        self.reading.warn_of_names("clients", loaded.spec.client_names)
         if self.source is not None:  # published data are taken as they are
-            self.reading.warn_of_leak(loaded.train, loaded.test)
+            others = {"test": loaded.test, "validation": loaded.validation}
+            self.reading.compare(loaded.train, self.strata(loaded.train) < 0, others)
+        if self.backbone is not None and not self.spec.pixels and len(self.spec.in_shape) == 3:
+            self.reading.warn(
+                "samples of three dimensions are numbers and no pixels, and standardised before "
+                "data.backbone: give 8-bit images, or numbers from 0 to 1"
+            )
 
     def _partition(self, seed: int) -> None:
         """Holds out the validation images, and assigns the others to server and clients."""

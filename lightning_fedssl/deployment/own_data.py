@@ -26,7 +26,12 @@ from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.held_out import choose_rows
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit
-from lightning_fedssl.data.sources.arrays import as_tensor, as_values, load_arrays
+from lightning_fedssl.data.sources.arrays import (
+    as_pixels,
+    as_tensor,
+    as_values,
+    load_arrays,
+)
 from lightning_fedssl.data.sources.base import DataSource, read_csv
 from lightning_fedssl.data.sources.reading import NO_LABEL, Reading
 from lightning_fedssl.deployment.obstacles import refuse_other_tasks
@@ -201,15 +206,18 @@ def _as_samples(arrays: Mapping[str, Any], name: str, path: Path, spec: DatasetS
     array = arrays.get(name, np.zeros(0))
     if array.shape[:1] == (0,):
         return torch.zeros(0, *spec.in_shape, dtype=torch.uint8 if spec.pixels else torch.float32)
-    pixels = array.dtype == np.uint8 and (spec.pixels or array.ndim == 4)
-    if array.dtype.kind not in "uif" or spec.pixels != pixels:
+    samples = torch.zeros(0)
+    if array.dtype.kind in "uif":
+        samples = as_values(as_tensor(array), name, str(path))
+        samples = as_pixels({name: samples})[name] if spec.pixels else samples
+    if not len(samples) or spec.pixels != (samples.dtype == torch.uint8):
         wanted = (
             "pixels from 0 to 255 as uint8"
             if spec.pixels
             else "numbers that are no 8-bit pixels, such as float32"
         )
         raise ValueError(f"{path}: {name} is {array.dtype}; the app takes {wanted}")
-    return as_values(as_tensor(array), name, str(path))
+    return Reading(_KEY).cast({name: samples})[name]
 
 
 def _read_folder(path: Path, spec: DatasetSpec) -> Parts:

@@ -277,8 +277,8 @@ class Clock(Callback):
             ValueError: Names a callback of the module that needs one fit of all epochs.
         """
         module.trainer = cast(Trainer, _Counting(trainer, *self.before))
-        averaging = [c for c in trainer.callbacks if isinstance(c, StochasticWeightAveraging)]
-        if averaging:
+        callbacks: list[Any] = cast(Any, trainer).callbacks
+        if any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks):
             raise ValueError(
                 "configure_callbacks gives StochasticWeightAveraging, which averages the weights "
                 "of one long fit: leave it out, the server averages those of the clients; keep a "

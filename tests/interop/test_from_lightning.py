@@ -382,6 +382,8 @@ def test_layers_of_hooks_are_built_once(tmp_path: Path) -> None:
 class Ramp(Line):
     """A module that counts its steps, and records what Lightning counts."""
 
+    steps: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("steps", torch.tensor(0))

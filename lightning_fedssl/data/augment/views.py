@@ -74,9 +74,9 @@ class Normalize:
         dimensions: int = 3,
     ) -> None:
         scaled = scale * torch.tensor([list(mean), list(std)], dtype=torch.float64)
-        self._mean, self._std = map(
-            _Constant, scaled.to(dtype).view(2, -1, *[1] * (dimensions - 1))
-        )
+        scaled = scaled.view(2, -1, *[1] * (dimensions - 1))
+        self._mean, self._std = map(_Constant, scaled.to(dtype))
+        self._exact = _Constant(scaled)
         self._centres = any(mean)
         self.dtype = dtype
 
@@ -87,6 +87,10 @@ class Normalize:
         if images.dtype == self.dtype:  # a result of its own: what is given stays as it is
             centred = images - mean
             return centred.div_(std)
+        if images.dtype == torch.float64:  # whose differences 32 bits may not hold
+            exact_mean, exact_std = self._exact.on(images.device)
+            standardised: Tensor = (images - exact_mean) / exact_std
+            return standardised.to(self.dtype)
         pixels = images.to(self.dtype)
         return (pixels.sub_(mean) if self._centres else pixels).div_(std)
 

@@ -36,8 +36,10 @@ _REMEDY = (
 class Datasets(DataSource):
     """Map-style PyTorch data sets that give ``(sample, label)``; read once into memory.
 
-    8-bit samples of three dimensions are images; 16-bit images are scaled by their range to 0..1;
-    other numbers are taken as they are. They are normalised by mean and standard deviation of the
+    Samples ``(1 or 3, height, width)`` are images of 8 bits, also if all parts hold whole numbers
+    from 0 to 255 or numbers from 0 to 1 of another type; so are 8-bit samples of other channels.
+    Other 16-bit images are scaled by their range to 0..1, other numbers are taken as they are. They
+    are normalised by mean and standard deviation of the
     training samples and those without labels, per first dimension (feature or channel), computed
     from at most 10,000 samples, evenly spread. The labels None, NaN and -1 stand for none.
 
@@ -73,6 +75,8 @@ class Datasets(DataSource):
         >>> Datasets(samples, samples, class_names=["no", "yes"]).load().spec.in_shape
         (3,)
     """
+
+    feature_names: Sequence[str] = ()
 
     # Dataset and not Dataset[Any]: for that, jsonargparse accepts no arguments of the class that is
     # given.
@@ -115,6 +119,7 @@ class Datasets(DataSource):
             if dataset is not None:
                 samples[part], targets = _read(part, dataset)
                 labels[part] = self.task.tidied(targets)
+        samples = self.reading.cast(as_pixels(samples), self.feature_names)
         wanted = _kind(samples["train"])
         for part, values in samples.items():
             if _kind(values) != wanted:
@@ -380,7 +385,7 @@ def _pair(part: str, index: int, item: Any) -> tuple[Tensor, Tensor]:
 
 
 def as_values(samples: Tensor, part: str, place: str = "data.dataset") -> Tensor:
-    """8-bit images as they are, 16-bit images scaled to 0..1, all else as float32 numbers.
+    """8-bit images as they are, 16-bit images scaled to 0..1, all else as floating numbers.
 
     Args:
         samples: One sample for each entry of the first dimension.
@@ -407,8 +412,36 @@ def as_values(samples: Tensor, part: str, place: str = "data.dataset") -> Tensor
         )
     if len(shape) == 3 and dtype == torch.uint8:
         return samples
-    samples = samples.float()
+    samples = samples if dtype == torch.float32 else samples.double()
     if len(shape) == 3 and dtype == torch.uint16:
-        samples /= 65535
+        samples = samples / 65535
     check_finite(samples, f"{place}: {part}")
     return samples
+
+
+def as_pixels(parts: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same, or 8-bit images where all parts hold such in another type.
+
+    Args:
+        parts: Samples that :func:`as_values` returned, by the names of the parts.
+    """
+    scales = {_pixel_scale(samples) for samples in parts.values()}
+    scale = scales.pop()
+    if scales or not scale:
+        return parts
+    return {
+        part: samples if samples.dtype == torch.uint8 else (samples * scale).round().byte()
+        for part, samples in parts.items()
+    }
+
+
+def _pixel_scale(samples: Tensor) -> int:
+    """By which number the values of images become those of 8 bits; 0 if they are no images."""
+    if samples.dim() != 4 or samples.shape[1] not in (1, 3):
+        return 0
+    low, high = samples.aminmax()
+    if low < 0 or high > 255 or high < 0.25:  # dark numbers would become few values
+        return 0
+    if high <= 1:
+        return 255
+    return int(bool((samples == samples.round()).all()))

@@ -20,7 +20,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit, Moments
-from lightning_fedssl.data.sources.reading import Reading, cut
+from lightning_fedssl.data.sources.reading import UNKNOWN, Reading, cut
 from lightning_fedssl.functional.by_name import places, without
 from lightning_fedssl.functional.frozen import listed
 from lightning_fedssl.task import Classification, Task
@@ -123,7 +123,8 @@ def _checked(
     images = split.images.detach()
     labels = split.labels
     wanted = torch.uint8 if spec.pixels else torch.float32
-    if tuple(images.shape[1:]) != tuple(spec.in_shape) or images.dtype != wanted or not len(images):
+    fits = images.dtype in (wanted, torch.uint8 if spec.pixels else torch.float64)
+    if tuple(images.shape[1:]) != tuple(spec.in_shape) or not fits or not len(images):
         raise ValueError(
             f"{who}: {len(images)} samples are {tuple(images.shape[1:])} {images.dtype}, and "
             f"DatasetSpec says {tuple(spec.in_shape)} {wanted}; numbers that are no 8-bit pixels "
@@ -237,8 +238,9 @@ class Row(dict[str, str]):
 
 _DECIMAL_COMMA = re.compile(r"^([-+]?[\d.]+),(\d+)$")
 
-THOUSANDS = re.compile(r"^([-+]?[1-9]\d{0,2})\.(\d{3})(?:\.(\d{3}))?(?:\.(\d{3}))?(?=,\d+$|$)")
-"""1.234 is a thousand and more where all fractions of a column look like this one."""
+THOUSANDS = re.compile(r"^([-+]?[1-9]\d{0,2})\.(\d{3})(?:\.(\d{3}))?(?=,\d+$|$)")
+"""1.234 is a thousand and more where all fractions of a column look like this one; four groups are
+an address of the internet."""
 
 _FRACTION = re.compile(rf"(?!{THOUSANDS.pattern})[-+]?\d*\.\d+$")
 
@@ -315,11 +317,19 @@ def _read_decimal_commas(rows: Sequence[Row], name: str) -> None:
     cells = [row[name] for row in rows]
     grouped = any(map(_DECIMAL_COMMA.match, cells)) and not any(map(_FRACTION.match, cells))
     for row in rows:
-        number = THOUSANDS.sub(r"\1\2\3\4", row[name]) if grouped else row[name]
+        number = THOUSANDS.sub(r"\1\2\3", row[name]) if grouped else row[name]
         row[name] = _DECIMAL_COMMA.sub(r"\1.\2", number)
 
 
 def part_of(word: str) -> str:
-    """The part that a cell of a split column names; ``val`` is validation, case does not count."""
+    """The part that a cell of a split column names; ``val`` and ``valid`` are validation, case does
+    not count.
+    """
     part = word.lower()
-    return {"val": "validation", "unlabelled": "unlabeled"}.get(part, part)
+    other = {"val": "validation", "valid": "validation", "unlabelled": "unlabeled"}
+    return other.get(part, part)
+
+
+def client_of(cell: str) -> str | None:
+    """The client that a cell names; None for a missing one."""
+    return None if cell in UNKNOWN else cell

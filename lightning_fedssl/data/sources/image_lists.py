@@ -29,6 +29,7 @@ from lightning_fedssl.data.image_files import (
 from lightning_fedssl.data.sources.base import (
     DataSource,
     LoadedData,
+    client_of,
     number_clients,
     part_of,
     read_csv,
@@ -310,7 +311,7 @@ class ImageTable(ImageList):
                 label = "" if np.isnan(values).all() else " ".join(map(str, values))
             path = Path(os.path.normpath(Path(self.root, name)))
             part = part_of(word)
-            owner = (row[client] if client else "") or None
+            owner = client_of(row[client]) if client else None
             where = f"data.dataset: {self.csv_file!r}, row {row.number}"
             if not name or path in seen:
                 raise ValueError(f"{where}: the file {name!r} must be one that no other row names")

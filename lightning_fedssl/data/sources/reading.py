@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import math
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +20,10 @@ MISSING = frozenset(
 )
 """Cells of a table that hold no value."""
 
-NO_LABEL = MISSING | {"?", "-1", "-1.0"}
+UNKNOWN = MISSING | {"?"}
+"""Words that name no client."""
+
+NO_LABEL = UNKNOWN | {"-1", "-1.0"}
 """Words that stand for no label."""
 
 FILE_NAME = "data.txt"
@@ -24,8 +31,23 @@ FILE_NAME = "data.txt"
 
 _MOST_LINES = 8
 _LONGEST_NAME = 30
-_DISTINCT = 0.99
-"""Rows of a table may be equal by chance; if more than this share of them differ, they are not."""
+_BY_CHANCE = math.log(1e-6)
+"""The logarithm of the probability below which something is no coincidence."""
+
+_MOST_COMPARED = 1000
+"""Samples of each part of which the values are compared."""
+
+_MOST_COLUMNS = 200
+"""Features of which each is compared with the labels."""
+
+_FEWEST_ROWS = 10
+"""Fewer rows are not compared with the labels."""
+
+_SAME_ORDER = 0.999
+"""The smallest correlation between the ranks of a number and those of the same in another unit."""
+
+_STEPS = 100
+"""The smallest number of steps of a 32-bit number in the deviation of a feature."""
 
 _log = logging.getLogger(__name__)
 
@@ -115,29 +137,122 @@ class Reading:
                 f"no training sample has the class {listed(empty)} ({len(empty)} of {len(names)} "
                 f"classes): {numbers if counted else 'it cannot be learned'}"
             )
-        spelled: dict[str, str] = {}
-        for name in names:
-            key = " ".join(name.casefold().removesuffix(".0").split())
-            if key in spelled:
+        for k, name in enumerate(names if labels.dim() == 2 else ()):
+            of_class = labels[:, k]
+            if (of_class == k).any() and not (of_class == len(names)).any():
                 self.warn(
-                    f"the classes {cut(spelled[key])!r} and {cut(name)!r} may be one, spelled twice"
+                    f"no training sample is without the class {cut(name)!r}: 0 says that a class "
+                    "is absent, -1 that it is not known"
                 )
-            spelled.setdefault(key, name)
+        self.warn_of_names("classes", names)
 
-    def warn_of_leak(self, train: ImageSplit, test: ImageSplit) -> None:
-        """Say how many test samples have the same content as a training sample, and which training
-        samples, the first two of them, have it with different labels.
-
-        Rows of a table count only where rows hardly ever are equal by chance.
+    def warn_of_names(self, what: str, names: Iterable[str]) -> None:
+        """Say which names differ in case, blanks, the form of a letter or a final ``.0`` alone.
 
         Args:
-            train: The training samples.
-            test: The test samples.
+            what: What the names are of, such as ``classes``.
+            names: The names, each of which counts as another one.
         """
+        first: dict[str, str] = {}
+        pairs = []
+        for name in names:
+            other = first.setdefault(_plain_name(name), name)
+            if other != name:
+                pairs.append((other, name))
+        if pairs:
+            forms = {unicodedata.normalize("NFKC", name) for name in pairs[0]}
+            show = repr if len(forms) > 1 else ascii  # they look the same
+            one, other = (show(cut(name)) for name in pairs[0])
+            more = f" ({len(pairs)} such pairs)" if len(pairs) > 1 else ""
+            self.warn(f"the {what} {one} and {other} may be one, spelled twice{more}")
+
+    def warn_of_column(self, name: str, values: Any, labels: Any) -> None:
+        """Say that a column decides the label of every row, as the label in other words does.
+
+        Args:
+            name: The column.
+            values: Words or numbers ``(rows,)``; NaN and empty words are missing.
+            labels: Class numbers ``(rows,)``, or one column ``(rows, outputs)`` for each label or
+                number to predict; -1 and NaN are missing.
+        """
+        for of_one in labels.reshape(len(labels), -1).T:
+            missing = np.isnan(values) if values.dtype.kind == "f" else values == ""
+            known = ~missing & (of_one == of_one) & (of_one != -1)
+            if _decides(values[known], of_one[known]):
+                self.warn(
+                    f"{cut(name)} decides the label in all of {known.sum()} rows: leave it out, by "
+                    f"ignore: [{name}] of a table, if it is the label in other words"
+                )
+                return
+
+    def cast(self, parts: dict[str, Tensor], names: Sequence[str] = ()) -> dict[str, Tensor]:
+        """Numbers in 32 bits; in 64 bits where the differences within a feature need them.
+
+        Views standardise before they go on in 32 bits.
+
+        Args:
+            parts: 8-bit images, or numbers ``(N, ...)``, by the names of the parts.
+            names: The names of the first features.
+        """
+        wide = set()
+        for part in parts.values():
+            some = _features_of(part)
+            step = some.abs().amax(dim=1) * torch.finfo(torch.float32).eps
+            std = some.std(dim=1, correction=0)
+            wide |= {*((std > 0) & (std < _STEPS * step)).nonzero().flatten().tolist()}
+        if wide:
+            found = [names[j] if j < len(names) else f"feature {j}" for j in sorted(wide)]
+            self.warn(
+                f"{listed(found)}: large numbers with small differences, kept in 64 "
+                "bits until they are standardised; subtract a constant from them in the file, if "
+                "you export a model, which takes 32 bits"
+            )
+        to = torch.float64 if wide else torch.float32
+        return {
+            name: part if part.dtype == torch.uint8 else part.to(to) for name, part in parts.items()
+        }
+
+    def compare(
+        self, train: ImageSplit, unlabeled: Tensor, others: Mapping[str, ImageSplit | None]
+    ) -> None:
+        """Compare the parts of the data, and the features with the labels.
+
+        Args:
+            train: The training samples, those without a label among them.
+            unlabeled: Which of them have no label, ``(N,)``.
+            others: The test and the validation samples, by part; None for none.
+        """
+        known = _features_of(train.images[~unlabeled])
+        parts = {"unlabeled": train.images[unlabeled]}
+        parts |= {part: split.images for part, split in others.items() if split is not None}
+        for part, images in parts.items():
+            if not len(images) or not known.numel():
+                continue
+            feature, low, high = _far(known, _features_of(images))
+            if feature >= 0:
+                self.warn(
+                    f"many values of {part} samples lie far outside those of the training samples, "
+                    f"or the reverse (of feature or channel {feature}: {low:.3g} to {high:.3g} "
+                    f"here): prepare all parts in the same way"
+                )
+        if (
+            "columns" not in self.facts
+            and known.shape[0] <= _MOST_COLUMNS
+            and train.images.dim() == 2
+        ):
+            for feature, values in enumerate(train.images.cpu().double().numpy().T):
+                self.warn_of_column(f"feature {feature}", values, train.labels.cpu().numpy())
+        if (test := others["test"]) is not None:
+            self._warn_of_leak(train, test)
+
+    def _warn_of_leak(self, train: ImageSplit, test: ImageSplit) -> None:
+        """Say how many test samples have the same content as a training sample, and which training
+        samples, the first two of them, have it with different labels.
+        """
+        if train.images.ndim == 2 and _equal_by_chance(train.images, len(test.images)):
+            return
         contents = _contents(train.images)
         known = set(contents)
-        if train.images.ndim == 2 and len(known) < _DISTINCT * len(train.images):
-            return
         labels = train.labels.tolist() if train.labels.ndim == 1 else []
         first: dict[int, int] = {}
         for row, label in enumerate(labels):
@@ -174,6 +289,62 @@ def _clients(spec: DatasetSpec, train: ImageSplit) -> str:
     held = (train.client_ids, train.client_ids[train.labels >= 0])
     each = _with_counts(names, [_counts(owners, len(names)) for owners in held])
     return f"{len(each)}: {listed(each)} ({spec.noun}s/with a label)"
+
+
+def _plain_name(name: str) -> str:
+    """A name without what people spell in several ways."""
+    text = unicodedata.normalize("NFKC", name).casefold()
+    text = "".join(letter for letter in text if unicodedata.category(letter) != "Cf")
+    return " ".join(text.split()).removesuffix(".0")
+
+
+def _decides(values: Any, labels: Any) -> bool:
+    """Whether values decide the labels, and this is no coincidence."""
+    value = np.unique(values, return_inverse=True)[1]
+    label = np.unique(labels, return_inverse=True)[1]
+    rows = len(label)
+    classes = int(label.max(initial=0)) + 1
+    if classes < 2 or rows < _FEWEST_ROWS:
+        return False
+    if 2 * classes > rows:  # numbers to predict; in another unit they may be rounded
+        same = abs(float(np.corrcoef(value, label)[0, 1])) > _SAME_ORDER
+        return bool(values.dtype.kind == "f") and same
+    pairs = len({*zip(value.tolist(), label.tolist(), strict=True)})
+    largest = np.bincount(label).max() / rows
+    return pairs == value.max() + 1 and (rows - pairs) * math.log(largest) < _BY_CHANCE
+
+
+def _features_of(samples: Tensor) -> Tensor:
+    """The values of some samples by their first dimension, ``(features, n)`` in 64 bits."""
+    some = samples[:: max(1, len(samples) // _MOST_COMPARED)].detach().cpu()
+    return some.transpose(0, 1).flatten(1).double()
+
+
+def _far(train: Tensor, part: Tensor) -> tuple[int, float, float]:
+    """The feature of which most values lie far outside the range of the other part, more than of
+    samples of one kind, with its range in the part; ``(features, n)`` each. -1 for none.
+    """
+    for inner, outer in ((train, part), (part, train)):
+        low, high = inner.aminmax(dim=1, keepdim=True)
+        width = high - low
+        outside = (outer - low < -width) | (outer - high > width)
+        share = (outside & (width > 0)).double().mean(dim=1)
+        # Of samples of one kind, none of n lies where a share s does, with (1 - s)^n.
+        if share.max() > max(0.02, 1 - math.exp(_BY_CHANCE / inner.shape[1])):
+            feature = int(share.argmax())
+            return feature, float(part[feature].min()), float(part[feature].max())
+    return -1, 0.0, 0.0
+
+
+def _equal_by_chance(rows: Tensor, others: int) -> bool:
+    """Whether one of some more rows may equal a row ``(N, features)`` by chance: where few features
+    have few values.
+    """
+    expected = math.log(len(rows)) + math.log(others)
+    for column in rows.T:
+        counts = column.unique(return_counts=True)[1].double()
+        expected += math.log(float((counts / len(rows)).square().sum()))
+    return expected > math.log(0.1)
 
 
 def _named(split: ImageSplit, row: int) -> str:

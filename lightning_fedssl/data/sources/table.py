@@ -11,7 +11,7 @@ import numpy as np
 
 from lightning_fedssl.data.datasets import is_fifth, shortened
 from lightning_fedssl.data.sources.arrays import Datasets
-from lightning_fedssl.data.sources.base import THOUSANDS, Row, part_of, read_csv
+from lightning_fedssl.data.sources.base import THOUSANDS, Row, client_of, part_of, read_csv
 from lightning_fedssl.data.sources.reading import MISSING, NO_LABEL, Reading, cut
 from lightning_fedssl.functional.by_name import places
 from lightning_fedssl.functional.frozen import listed
@@ -28,6 +28,12 @@ _NAMELESS = re.compile(r"|Unnamed: \d.*|\.\.\.\d+")
 
 _ALMOST_A_NUMBER = re.compile(r"[<>≤≥~]?\s*[-+\u2212]?\d+([.,' \u00a0]\d+)*\s*%?")
 """Numbers with separators, limits or percent signs."""
+
+_CODE = re.compile(r"0\d+")
+"""What no number is: with a leading zero, as in postal codes."""
+
+_DRESSED = re.compile(r"\d{4}-\d\d?-\d\d?([T ]\d.*)?|[-+]?\d+([.,]\d+)?\s*[^\W\d]+")
+"""Dates, and numbers with a unit."""
 
 _SENTINELS = (-9, -99, -999, -9999)
 """Numbers that stand for a missing value in columns without other negative ones."""
@@ -109,7 +115,7 @@ class Table(Datasets):
             needs_label = part in ("test", "validation") and not label_columns and label < 0
             needed = client_column if part in ("train", "unlabeled") else None
             needed = label_column if needs_label else needed
-            if needs_label or (needed and not row[needed]):
+            if needs_label or (needed and client_of(row[needed]) is None):
                 raise ValueError(
                     f"data.dataset: {csv_file!r}, row {row.number}: a row of {part} needs a value "
                     f"of {needed}; complete or remove it"
@@ -126,13 +132,18 @@ class Table(Datasets):
                 )
         columns = [_Column(name, rows, asked) for name in rows[0] if name not in special]
         _report(columns, strict, self.reading)
+        for column in columns:
+            if column.kind in ("numeric", "categorical"):
+                values = column.numbers if column.kind == "numeric" else column.cells.astype(str)
+                self.reading.warn_of_column(column.name, values, labels)
+        self.feature_names = [column.name for column in columns if column.kind == "numeric"]
         features = _encode(columns, np.isin(place, ["train", "unlabeled"]))
         parts: dict[str, Any] = {"class_names": classes}
         for part in found:
             lines = np.flatnonzero(place == part)
             parts[part] = features[lines], labels[lines]
             if client_column and part in _CLIENTS_OF:
-                parts[_CLIENTS_OF[part]] = [rows[line][client_column] or None for line in lines]
+                parts[_CLIENTS_OF[part]] = [client_of(rows[line][client_column]) for line in lines]
         super().__init__(**parts)
 
 
@@ -168,7 +179,8 @@ class _Column:
         if _NAMELESS.fullmatch(name):
             return "no name"
         words = [row for row in self.odd if not _ALMOST_A_NUMBER.fullmatch(self.cells[row])]
-        if asked["numeric"] is None and 2 * len(words) < (~self.missing).sum():
+        codes = any(map(_CODE.fullmatch, self.cells))
+        if asked["numeric"] is None and not codes and 2 * len(words) < (~self.missing).sum():
             return "numeric"
         return "categorical" if asked["categorical"] is None else "not chosen"
 
@@ -208,6 +220,19 @@ class _Column:
             reading.warn(
                 f"{self.name}: cells like {self.cells[first]!r} in row {self.lines[first]} "
                 f"({rows.sum()} in all): {meaning}"
+            )
+
+    def warn_of_categories(self, reading: Reading) -> None:
+        """Say which categories may be one, and which are dates or numbers with a unit."""
+        known = self.cells[~self.missing]
+        reading.warn_of_names(f"categories of {self.name}", sorted(set(known)))
+        dressed = np.array([bool(_DRESSED.fullmatch(cell)) for cell in self.cells])
+        if 2 * dressed.sum() > len(known):
+            first = dressed.argmax()
+            reading.warn(
+                f"{self.name}: cells like {self.cells[first]!r} in row {self.lines[first]} are "
+                "categories without an order: write numbers, such as days or amounts without a "
+                "unit, where order matters"
             )
 
     def looks_like_identifier(self) -> bool:
@@ -261,6 +286,7 @@ def _report(columns: Sequence[_Column], strict: bool, reading: Reading) -> None:
     """Completes the report by the columns, and refuses those that are no features."""
     described: dict[str, list[str]] = {"numeric": [], "categorical": [], "left out": []}
     missing = []
+    constant: list[str] = []
     for column in columns:
         kind = column.kind
         name = column.name
@@ -276,6 +302,10 @@ def _report(columns: Sequence[_Column], strict: bool, reading: Reading) -> None:
         if kind == "numeric":
             column.check_numbers(strict, reading)
             column.warn_of_doubts(reading)
+        if kind == "categorical":
+            column.warn_of_categories(reading)
+        if len(values) == 1:
+            constant.append(name)
         if column.looks_like_identifier():
             reading.warn(
                 f"{name}: {len(values)} different values in {len(column.cells)} rows, as of a "
@@ -291,10 +321,12 @@ def _report(columns: Sequence[_Column], strict: bool, reading: Reading) -> None:
     reading.facts["columns"] = "; ".join(texts)
     if missing:
         reading.facts["missing values"] = listed(missing)
+    if constant:
+        reading.warn(f"columns with one value in all rows, which say nothing: {listed(constant)}")
 
 
 def _encode(columns: Sequence[_Column], training: Any) -> Any:
-    """The features of every row, float32 ``(rows, features)``.
+    """The features of every row, float64 ``(rows, features)``.
 
     The transformers are fitted on the training rows.
     """
@@ -312,4 +344,4 @@ def _encode(columns: Sequence[_Column], training: Any) -> Any:
         words = np.stack(categorical, axis=1)
         encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False).fit(words[training])
         features.append(encoder.transform(words))
-    return np.concatenate(features, axis=1).astype(np.float32)
+    return np.concatenate(features, axis=1)

@@ -49,7 +49,7 @@ def test_sixteen_bit_images_are_scaled_by_their_range() -> None:
     images = torch.tensor([0, 65535, 13107, 0], dtype=torch.int32).to(torch.uint16).view(4, 1, 1, 1)
     pair = TensorDataset(images, torch.tensor([0, 1, 0, 1]))
     data = set_up(own(pair), num_clients=1, num_labels=2, validation=0)
-    torch.testing.assert_close(data.local_data(0, 1).images.flatten(), torch.tensor([0, 1, 0.2, 0]))
+    torch.testing.assert_close(data.local_data(0, 1).images.flatten(), torch.tensor([0, 255, 51, 0]).byte())
 
 
 def test_eight_bit_images_stay_bytes_and_must_have_channels_first() -> None:

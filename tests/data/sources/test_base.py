@@ -26,7 +26,7 @@ class Mistaken(DataSource):
 
     def load(self) -> LoadedData:
         x, labels = samples((2,)).tensors
-        x = x.to(torch.float64) if self.mistake == "type" else x
+        x = x.to(torch.float16) if self.mistake == "type" else x
         if self.mistake == "nan":
             x[3, 1] = math.nan
         names = ("a",) if self.mistake == "names" else ("a", "b")
@@ -57,7 +57,7 @@ class Mistaken(DataSource):
         ("mean", "1 means and 2 stds"),
         ("std", "must be finite, and std above 0"),
         ("shape", r"60 samples are \(2,\) torch.float32, and DatasetSpec says \(2, 5\)"),
-        ("type", r"60 samples are \(2,\) torch.float64"),
+        ("type", r"60 samples are \(2,\) torch.float16"),
         ("none", ".load must return LoadedData"),
         ("tuple", ".load must return LoadedData"),
         (2.0, "2.0 is no label; give one class number from 0 to 1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from lightning_fedssl.callbacks import RoundProgress
 from lightning_fedssl.data import Datasets, FederatedDataModule, ImageFolder, ImageTable, SiteFolders, Table
 from lightning_fedssl.data.sources.reading import Reading
+from lightning_fedssl.task import MultiLabel, Regression
 from tests.data.helpers import samples, set_up
 
 
@@ -63,6 +65,16 @@ READ: list[tuple[str, dict[str, Any], int, str]] = [
     (column("y", {}, {3: ""}), {}, 2, "classes: a 24/6, b 24/5 (training/test); 1 training sample without a label"),
     (column("y", {}, dict.fromkeys(range(2, 40, 2), "A")), {}, 2, "! the classes 'A' and 'a' may be one"),
     (column("y", {row: ("train", "val", "test")[row % 3] for row in ALL}), {"split_column": "y"}, 1, "data: Table, 20"),
+    (column("y", {row: ("train", "valid", "test")[row % 3] for row in ALL}), {"split_column": "y"}, 1, "20 validation"),
+    (column("y", {row: ("00501", "94105", "80331")[row % 3] for row in ALL}), {}, 1 + 3, "categorical y (3 values)"),
+    (column("y", dict.fromkeys(ALL, "7")), {}, 2, "! columns with one value in all rows, which say nothing: y"),
+    (column("y", {row: f"2024-0{1 + row * 7 % 5}-11" for row in ALL}), {}, 1 + 5, "! y: cells like '2024-05-11' in"),
+    (column("y", {row: f"0.{row % 5} mg" for row in ALL}), {}, 1 + 5, "! y: cells like '0.2 mg' in row 2 are categ"),
+    (column("y", {row: ("Male", "male ", "f")[row % 3] for row in ALL}), {}, 1 + 3,
+     "! the categories of y 'Male' and 'male' may be one, spelled twice"),
+    (column("y", {row: ("ill", "well")[row % 2] for row in ALL}), {}, 1 + 2, "! y decides the label in all of 60 rows"),
+    (column("y", {row: str(4 + 3 * (row % 2)) for row in ALL}), {}, 2, "! y decides the label in all of 60 rows"),
+    (column("y", {row: f"{1.7e9 + row * 37 % 101:.1f}" for row in ALL}), {}, 2, "! y: large numbers with small diff"),
 ]  # fmt: skip
 
 
@@ -88,7 +100,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (column("split", {row: ("train", "test")[row % 2] for row in ALL}), {}, "give split_column: split"),
     (column("y", {row: ("train", "test")[row % 2] for row in ALL}, {3: "NA"}), {"split_column": "y"},
      "row 3: a row of test needs a value of label"),
-    (column("y", {3: ""}), {"client_column": "y"}, "row 3: a row of train needs a value of y"),
+    *((column("y", {3: cell}), {"client_column": "y"}, "row 3: a row of train needs a value of y")
+      for cell in ("", "?", "NA")),
     (column("y", {row: ("train", "test", "valid")[row % 3] for row in ALL}), {}, "give split_column: y"),
     (column("y", {}, {row: str(row) for row in ALL}), {}, "each fifth row of every class is a test row"),
 ]  # fmt: skip
@@ -123,12 +136,78 @@ SAID: list[tuple[dict[str, Any], str]] = [
     ({"train": np.eye(9)[[[0] * 9] * 90], "test": np.eye(9)[[[1] * 9] * 30]}, "! samples of shape (9, 9) have 9"),
     ({"unlabeled": np.zeros((3, 5)), "unlabeled_client_ids": ["n", "s", "s"]},
      "clients: 2: n 1/0, s 2/0 (samples/with a label)"),
+    ({"unlabeled": np.zeros((3, 5)), "unlabeled_client_ids": ["1", "1.0", "North"]}, "! the clients '1' and '1.0' may"),
+    ({"unlabeled": 1000 * np.random.default_rng(2).normal(size=(90, 5))}, "! many values of unlabeled samples lie far"),
+    ({"test": 255 + 255 * np.random.default_rng(2).normal(size=(30, 5))}, "! many values of test samples lie far"),
+    ({"train": 255 * np.random.default_rng(2).normal(size=(90, 5))}, "! many values of test samples lie far outside"),
+    ({"validation": np.full((30, 5), 99.0), "validation_labels": LABELS[:30]}, "! many values of validation samples"),
+    ({"train": LABELS[:, None] * [1.0, 5.0], "test": LABELS[:30, None] * [1, 5]}, "! feature 0 decides the label in"),
+    ({"train": np.tile(np.random.default_rng(0).normal(size=(30, 5)), (3, 1)),
+      "test": np.random.default_rng(0).normal(size=(30, 5))}, "! 30 of 30 test samples have the content"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("changed", "line"), SAID)
 def test_arrays_are_reported(changed: dict[str, Any], line: str) -> None:
     assert line in "\n".join(set_up(arrays(**changed)).reading.lines())
+
+
+@pytest.mark.parametrize("values", [np.random.default_rng(0).integers(0, 3, size=(120, 5)),
+                                    np.random.default_rng(0).standard_t(2, size=(120, 5))])  # fmt: skip
+def test_parts_of_one_kind_are_not_spoken_of(values: Any) -> None:
+    """Rows that are equal by chance, and large values that are rare."""
+    data = set_up(arrays(train=values[:90], test=values[90:]))
+    assert not data.reading.warnings
+
+
+def test_large_numbers_with_small_differences_are_standardised_in_64_bits() -> None:
+    x = 1.7e9 + np.random.default_rng(0).normal(size=(90, 1)) + 20 * LABELS[:, None]
+    data = set_up(arrays(train=x, test=x[:30]), weak="none", strong="none")
+    given = next(data.evaluation_batches("test"))[0]
+    assert given.dtype == torch.float32
+    np.testing.assert_allclose(given.numpy(), (x[:30] - x.mean()) / x.std(), atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD", "zero-width"])
+def test_labels_that_look_the_same_are_named(form: Any) -> None:
+    other = "s\u00e9ch\u200b\u00e9" if form == "zero-width" else unicodedata.normalize(form, "s\u00e9ch\u00e9")
+    reading = Reading()
+    reading.warn_of_names("classes", ["s\u00e9ch\u00e9", "brut", other])
+    assert len(reading.warnings) == (form != "NFC")
+    assert form == "NFC" or {"NFD": "e\\u0301", "zero-width": "\\u200b"}[form] in reading.warnings[0]
+
+
+@pytest.mark.parametrize(("factor", "named"), [(1.08, True), (None, False)])
+def test_a_number_to_predict_in_another_unit_is_named(factor: float | None, named: bool) -> None:
+    rng = np.random.default_rng(0)
+    euros = rng.normal(100, 20, 80).round(2)
+    other = (euros * factor).round(2) if factor else euros + rng.normal(0, 4, 80)
+    rows = [f"{e},{o},{rng.normal():.3f}\n" for e, o in zip(euros, other, strict=True)]
+    Path("t.csv").write_text("eur,usd,x\n" + "".join(rows))
+    data = set_up(Table("t.csv", label_columns=["eur"]), task=Regression(100, 20), validation=0, num_labels=10)
+    assert any("usd decides the label" in warning for warning in data.reading.warnings) == named
+
+
+def test_a_class_that_no_sample_is_without_is_named() -> None:
+    present = np.random.default_rng(0).integers(0, 2, (90, 3))
+    present[:, 0] |= present.sum(1) == 0
+    for labels, named in ((present, False), (2 * present - 1, True)):
+        data = set_up(arrays(train_labels=labels, test_labels=labels[:30]), task=MultiLabel())
+        assert any("no training sample is without the class '0'" in text for text in data.reading.warnings) == named
+
+
+@pytest.mark.parametrize("kind", ["0..1", "0..255", "int64", "uint16"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_are_pixels_whatever_their_type(kind: str, channels: int) -> None:
+    pixels = torch.randint(0, 256, (30, channels, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
+    images = {"0..1": pixels / 255, "0..255": pixels.float(), "int64": pixels.long(),
+              "uint16": (pixels.int() * 257).to(torch.uint16)}[kind]  # fmt: skip
+    part = (images, torch.arange(30) % 3)
+    data = FederatedDataModule.from_datasets(part, part, weak="crop", strong="fixmatch", num_clients=2, num_labels=6)
+    data.setup()
+    assert torch.equal(data.test_images, pixels)
+    with pytest.raises(ValueError, match="has no usual views"):
+        FederatedDataModule.from_datasets((images.float() - 1, part[1]), part)
 
 
 @pytest.mark.parametrize("kind", [">f4", ">f8", "reversed"])

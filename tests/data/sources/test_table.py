@@ -77,6 +77,7 @@ def test_spreadsheets_with_semicolons_have_decimal_commas(tmp_path: Path) -> Non
         ("1.150,25 900", [1150.25, 900]),
         ("1.150 0.5 900,5", [1.15, 0.5, 900.5]),  # dots are decimal, too
         ("1.150 900", [1.15, 900]),  # which a warning names
+        ("192.168.100.200 1,5 2,5 3,5 5,5", [2.5, 1.5, 2.5, 3.5]),  # an address, which a warning names
     ],
 )
 def test_dots_beside_decimal_commas_separate_thousands(tmp_path: Path, cells: str, numbers: list[float]) -> None:
