@@ -164,10 +164,8 @@ class FederatedCheckpoint(FederatedCallback):
         if best - last >= DECLINE:
             _log.info(
                 "%s was %.1f %% in round %d and is %.1f %% now: best.ckpt has the model of round "
-                "%d, and "
-                "--ckpt_path best chooses it for test, export and predict. If the scalars named "
-                "largest_class_share "
-                "have risen, self-training has learned its own errors",
+                "%d, and --ckpt_path best chooses it for test, export and predict. If the scalars "
+                "named largest_class_share have risen, self-training has learned its own errors",
                 self.monitor, 100 * best, self.best_round, 100 * last, self.best_round,
             )  # fmt: skip
 

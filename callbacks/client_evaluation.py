@@ -138,9 +138,8 @@ class ClientEvaluation(FederatedCallback):
 
 
 def draw_like(class_counts: Tensor, labels: Tensor, count: int, seed: int, client: int) -> Tensor:
-    """Indices of ``count`` images with a client's class distribution.
-
-    None for a client without images.
+    """Indices of ``count`` images with a client's class distribution; none for a client without
+    images.
 
     The numbers per class are rounded by the largest remainders. A class without enough images is
     drawn with replacement.
@@ -170,9 +169,8 @@ def draw_like(class_counts: Tensor, labels: Tensor, count: int, seed: int, clien
 
 
 def summarize(accuracies: Tensor, name: str = "client_test/accuracy") -> Metrics:
-    """Mean, standard deviation over the clients and mean of the worst tenth.
-
-    Empty without any accuracy.
+    """Mean, standard deviation over the clients and mean of the worst tenth; empty without any
+    accuracy.
 
     Args:
         accuracies: One per client, ``(clients,)``; NaN for a client without images.

@@ -72,16 +72,15 @@ COURSES = (
         -1,
         lambda now, best, _: now > 1.25 * best + 0.1,
         "the clients pull the model away from the labels: fewer local steps (model.client_epochs "
-        "1, or fewer "
-        "model.client_steps), or more of the server's (model.server_steps or model.server_epochs)",
+        "1, or fewer model.client_steps), or more of the server's (model.server_steps or "
+        "model.server_epochs)",
     ),
     _Course(
         "client/mask_rate",
         1,
         lambda now, best, _: best >= 0.2 and now < best / 2,
         "the model becomes less sure of its labels: fewer local steps (model.client_epochs 1, or "
-        "fewer "
-        "model.client_steps), or a lower model.optimizer.init_args.lr",
+        "fewer model.client_steps), or a lower model.optimizer.init_args.lr",
     ),
     _Course(
         "val/accuracy",
@@ -90,8 +89,7 @@ COURSES = (
             best - now >= max(2 * DECLINE, 2 * math.sqrt(best * (1 - best) / max(images, 1)))
         ),
         "the clients learn their own errors: fewer local steps (model.client_epochs 1, or fewer "
-        "model.client_steps), "
-        "or a higher model.threshold",
+        "model.client_steps), or a higher model.threshold",
     ),
 )
 """Courses of a run that need no true label of a client."""
@@ -154,10 +152,8 @@ class CollapseDetector(FederatedCallback):
                 right = f"of which {100 * accuracy:.0f} % are right"
             _log.warning(
                 "round %d: one class has %.0f %% %s, %s: self-training has %scollapsed, or "
-                "training has not begun. "
-                "Raise model.threshold, lower the learning rate, or give the labelled data more "
-                "weight; the scalars "
-                "are %s and %s",
+                "training has not begun. Raise model.threshold, lower the learning rate, or give "
+                "the labelled data more weight; the scalars are %s and %s",
                 trainer.round_index,
                 100 * share,
                 symptom.subject,
@@ -191,9 +187,8 @@ class CollapseDetector(FederatedCallback):
         self._count(
             trainer, "early", trainer.round_index <= EARLY and many and untrained, 1,
             f"{100 * metrics['client/mask_rate']:.0f} % of the pseudo-labels are confident, but "
-            "the model has learned "
-            "little: a higher model.threshold, a lower model.optimizer.init_args.lr, or more "
-            "labels",
+            "the model has learned little: a higher model.threshold, a lower "
+            "model.optimizer.init_args.lr, or more labels",
         )  # fmt: skip
 
     def _count(self, trainer: Run, name: str, holds: bool, needed: int, message: str) -> None:

@@ -43,8 +43,7 @@ class EMATeacher(FederatedCallback):
         if not isinstance(getattr(pl_module, "teacher", None), Teacher):
             raise ValueError(
                 "EMATeacher needs a method with a global teacher, such as SemiSFL, not "
-                f"{type(pl_module).__name__}: "
-                "leave it out of trainer.callbacks"
+                f"{type(pl_module).__name__}: leave it out of trainer.callbacks"
             )
 
     def on_server_batch_end(self, trainer: Run, algorithm: Any, step: int) -> None:

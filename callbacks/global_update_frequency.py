@@ -45,9 +45,8 @@ class GlobalUpdateFrequency(FederatedCallback):
     ) -> None:
         if start < 1 or window < 1:
             raise ValueError(
-                f"GlobalUpdateFrequency: start is {start} and window {window}: the server makes "
-                "at least one step in a "
-                "round, and a mean is over at least one round"
+                f"GlobalUpdateFrequency: start is {start} and window {window}: the server makes at "
+                "least one step in a round, and a mean is over at least one round"
             )
         if not 0 < rho_1 < rho_2:
             raise ValueError(
@@ -56,8 +55,7 @@ class GlobalUpdateFrequency(FederatedCallback):
         if (first := min(milestones, default=2 * window)) < 2 * window:
             raise ValueError(
                 f"GlobalUpdateFrequency: the milestone {first} comes before two windows of "
-                f"{window} rounds are "
-                f"full: give {2 * window} or more, or a smaller window"
+                f"{window} rounds are full: give {2 * window} or more, or a smaller window"
             )
         self.start = start
         self.milestones = tuple(milestones)
@@ -76,8 +74,7 @@ class GlobalUpdateFrequency(FederatedCallback):
         if not getattr(pl_module, "adapts_server_steps", False):
             raise ValueError(
                 f"GlobalUpdateFrequency has nothing to adapt in {type(pl_module).__name__}: set "
-                "model.server_steps "
-                "to null (SemiSFL, FedSwitchSL), or leave the callback out"
+                "model.server_steps to null (SemiSFL, FedSwitchSL), or leave the callback out"
             )
 
     def on_round_start(self, trainer: Run, algorithm: Any) -> None:

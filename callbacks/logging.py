@@ -72,9 +72,8 @@ def round_parts(metrics: Metrics, samples: int) -> list[str]:
 
 
 def participation(metrics: Metrics) -> list[str]:
-    """How many of the selected clients took part, and why others did not.
-
-    Nothing in a run in which clients cannot be missing.
+    """How many of the selected clients took part, and why others did not; empty in a run in which
+    clients cannot be missing.
     """
     if "client/selected" not in metrics:
         return []

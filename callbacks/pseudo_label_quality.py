@@ -52,8 +52,7 @@ class PseudoLabelQuality(FederatedCallback):
     After ``on_global_model``, rank 0 has for the report of the run the confident labels of the
     round by true class, ``table``, and the most confident wrong ones, ``wrong``.
 
-    The labels of a client whose update was rejected do not count: they are not in the new
-    model.
+    The labels of a client whose update was rejected do not count: they are not in the new model.
 
     An image that is labelled in several steps of a round counts in each of them. The labels that a
     method computes inside ``training_step`` are not available to callbacks. For such a method, this

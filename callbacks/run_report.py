@@ -57,10 +57,10 @@ class RunReport(FederatedCallback):
 
     The page needs no network. It is written before the first round, after rounds (in at most 2 % of
     the time), and when the run ends, is stopped or fails. While the run goes on, a browser loads it
-    again every few seconds. A resumed run continues tables
-    and, with a CSV file of scalars, curves; times and warnings are those of the last command. Part
-    of every run with a folder. It does not affect training; true labels are used to count wrong
-    pseudo-labels (:class:`PseudoLabelQuality`).
+    again every few seconds. A resumed run continues tables and, with a CSV file of scalars, curves;
+    times and warnings are those of the last command. Part of every run with a folder. It does not
+    affect training; true labels are used to count wrong pseudo-labels
+    (:class:`PseudoLabelQuality`).
 
     Attributes:
         clients: Of each client: rounds for which it was drawn, rounds in which its update was used,

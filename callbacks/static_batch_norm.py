@@ -94,10 +94,7 @@ class StaticBatchNorm(FederatedCallback):
     def on_train_start(  # type: ignore[override]
         self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
-        """Warn if the network has no static batch norm.
-
-        Refuse a personal one.
-        """
+        """Warn if the network has no static batch norm, and refuse a personal one."""
         own = [name for name in algorithm.personal if name.endswith(".running_mean")]
         if own and has_static_batch_norm(algorithm):
             raise ValueError(
@@ -171,9 +168,8 @@ class StaticBatchNorm(FederatedCallback):
     def _measure(
         trainer: Run, algorithm: FederatedAlgorithm, batches: list[Tensor]
     ) -> BatchMoments:
-        """The moments of all batches of indices, which are divided among the ranks.
-
-        Bitwise those of one rank.
+        """The moments of all batches of indices, which are divided among the ranks; they are
+        bitwise those of one rank.
         """
         own = batches[trainer.global_rank :: trainer.world_size]
         data = trainer.local_data(sampling.SERVER)

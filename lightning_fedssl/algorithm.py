@@ -243,9 +243,8 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
         self.scalars = Scalars()
         self.current_round = Round()
         self.step_factors: Sequence[float] = ()
-        self.origin: Mapping[
-            str, Any
-        ] = {}  # the data that the model was trained on; see trainer/checkpointing.py
+        # The data that the model was trained on; see trainer/checkpointing.py.
+        self.origin: Mapping[str, Any] = {}
 
     @property
     def lightning_module(self) -> LightningModule:
@@ -262,8 +261,8 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
         if isinstance(trainer, Trainer):
             raise TypeError(
                 f"{type(self).__name__} is trained by "
-                "lightning_fedssl.FederatedTrainer().fit(...), not by Lightning's "
-                "Trainer, which knows no clients"
+                "lightning_fedssl.FederatedTrainer().fit(...), not by Lightning's Trainer, which "
+                "knows no clients"
             )
         LightningModule.trainer.__set__(self, trainer)  # type: ignore[attr-defined]
 

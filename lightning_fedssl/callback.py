@@ -128,9 +128,8 @@ class FederatedCallback(Callback):
         data: LocalData,
         work: LocalWork,
     ) -> None:
-        """Called when a client has prepared its local work, before its first step.
-
-        Also if it skips the round.
+        """Called when a client has prepared its local work, before its first step; also if it skips
+        the round.
         """
 
     def on_pseudo_labels(

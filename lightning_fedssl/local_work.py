@@ -151,9 +151,8 @@ def _split(tensors: Batch, batch_size: int, visits: Visits) -> list[Batch]:
         for span in visits.spans
         for place in range(0, span.length, batch_size)
     ]
-    parts = [
-        torch.unsafe_split_with_sizes(t, sizes) for t in tensors.values()
-    ]  # a loss may change a batch in place
+    # The unsafe split, because a loss may change a batch in place.
+    parts = [torch.unsafe_split_with_sizes(t, sizes) for t in tensors.values()]
     return [dict(zip(tensors, batch, strict=True)) for batch in zip(*parts, strict=True)]
 
 
@@ -202,9 +201,8 @@ def labeled_work(
 
 
 def local_steps(data: LocalData, epochs: float) -> int:
-    """tau_k, the steps of a client: ``floor(max(N_k, M_k) E / B)``, at least 1.
-
-    0 for a client without images.
+    """tau_k, the steps of a client: ``floor(max(N_k, M_k) E / B)``, at least 1; 0 for a client
+    without images.
 
     Args:
         data: The client's N_k labelled and M_k unlabelled images, and its batch size B.

@@ -37,9 +37,8 @@ _MIX_2 = -0x6B2FB644ECCEEE15
 
 
 def global_seed() -> int:
-    """The seed given to ``seed_everything`` (or ``lightning.seed_everything``).
-
-    0 if there was none.
+    """The seed given to ``seed_everything`` (or ``lightning.seed_everything``); 0 if there was
+    none.
     """
     return int(os.environ.get("PL_GLOBAL_SEED", 0))
 

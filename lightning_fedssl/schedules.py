@@ -11,9 +11,8 @@ __all__ = ["Constant", "Cosine", "FractionalCosine", "Schedule"]
 
 
 class Schedule:
-    """Base class of schedules: a factor by which the configured learning rate is multiplied.
-
-    Here always 1.
+    """Base class of schedules: a factor by which the configured learning rate is multiplied; here
+    always 1.
 
     A schedule of your own overrides :meth:`factor`; a configuration names it, ``model.schedule:
     mymodule.Halved``::
@@ -66,8 +65,7 @@ class Schedule:
         if not hasattr(factor, "__float__") or not 0 <= float(factor) < math.inf:
             raise ValueError(
                 f"model.schedule: {type(self).__name__}.factor({round_index:g}, {max_rounds}) is "
-                f"{factor}; a factor of "
-                "the learning rate is a finite number of 0 or more"
+                f"{factor}; a factor of the learning rate is a finite number of 0 or more"
             )
         return float(factor)
 
@@ -146,17 +144,15 @@ class FractionalCosine(Schedule):
         self.floor = floor
 
     def problem(self, max_rounds: int) -> str:
-        """A warm-up that is as long as the run.
-
-        A short trial of a long configuration has one, and may.
+        """A warning where all rounds are warm-up; it is not an error, because a short trial of a
+        long configuration may have that.
         """
         if not 0 < max_rounds <= self.warmup_rounds:
             return ""
         return (
-            f"model.schedule.warmup_rounds is {self.warmup_rounds:g}, but the run has "
-            f"{max_rounds} rounds: all is "
-            "warm-up, and the first round trains with rate 0; lower warmup_rounds, or raise "
-            "trainer.max_rounds"
+            f"model.schedule.warmup_rounds is {self.warmup_rounds:g}, but the run has {max_rounds} "
+            "rounds: all is warm-up, and the first round trains with rate 0; lower warmup_rounds, "
+            "or raise trainer.max_rounds"
         )
 
     def factor(self, round_index: float, max_rounds: int) -> float:

@@ -144,9 +144,8 @@ class CBAFed(FederatedAlgorithm):
         }
 
     def on_client_start(self, data: LocalData) -> LocalWork:
-        """Epochs with residual connections on labelled images, or one epoch on pseudo-labels.
-
-        None in the warm-up.
+        """Epochs with residual connections on labelled images, or one epoch on pseudo-labels; no
+        work in the warm-up.
         """
         if len(data.labeled):
             return self.labeled_work(data)

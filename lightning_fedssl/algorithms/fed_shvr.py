@@ -124,8 +124,8 @@ class FedSHVR(PairedBatches):
             require_plain_sgd(
                 self.optimizer_factory,
                 "Eq. 15 of Fed-SHVR's paper divides a client's movement by the learning rate, "
-                "which is the mean "
-                "gradient under plain SGD alone (or set model.control_variate: false)",
+                "which is the mean gradient under plain SGD alone (or set model.control_variate: "
+                "false)",
                 weight_decay=True,
             )
         self.alpha1 = alpha1
@@ -138,9 +138,8 @@ class FedSHVR(PairedBatches):
         self._tau_bar: Tensor | None = None
 
     def control(self, client: int) -> State:
-        """d_k of a client by the weights' names: 0 before its first round.
-
-        Empty without control variates.
+        """d_k of a client by the weights' names: 0 before its first round; empty without control
+        variates.
         """
         if not self.control_variate:
             return {}

@@ -145,9 +145,8 @@ class FedDB(ServerPhases):
         return pseudo_label(logits - p_s.log() if self.debias_labels else logits, self.threshold)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """``CE(weak, y) + CE(strong, label)``.
-
-        P_s moves half-way to the mean prediction of the weak views.
+        """``CE(weak, y) + CE(strong, label)``; p_s moves half-way to the mean prediction of the
+        weak views.
         """
         loss = self.task.labeled_loss(self(batch["x"]), batch["y"])
         if "x_weak" not in batch:

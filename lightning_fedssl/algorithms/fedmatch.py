@@ -306,9 +306,8 @@ class FedMatch(FederatedAlgorithm):
 
     @torch.no_grad()
     def _helper_probabilities(self, data: LocalData) -> Tensor | None:
-        """p_h of all the client's unlabelled images, ``(images, H, classes)``.
-
-        None without helpers.
+        """p_h of all the client's unlabelled images, ``(images, H, classes)``; None without
+        helpers.
 
         Helpers do not change while the client trains, so each is evaluated once.
         """

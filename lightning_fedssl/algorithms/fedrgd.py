@@ -245,9 +245,8 @@ class FedRGD(SlotAlgorithm):
             now[str(client)] = torch.tensor(self.group_of_slot[slot])
 
     def train_servers(self, federation: Federation) -> None:
-        """Train w_s: one for all groups, or one for each.
-
-        None if the server has no labelled images.
+        """Train w_s: one for all groups, or one for each; none if the server has no labelled
+        images.
         """
         count = self.num_groups if self.server_replicas == "per_group" else 1
         self._servers = self.train_replicas(federation, count) if self.server_takes_part else []

@@ -173,9 +173,8 @@ class FedSwitch(FixMatch):
         return value > self.beta
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Update the local teacher with the result of the previous step.
-
-        Then compute FixMatch's loss.
+        """Update the local teacher with the result of the previous step, then compute FixMatch's
+        loss.
         """
         if "x_teacher" in batch and self.client_teacher_decay is not None and batch_idx:
             self.teacher.follow(self.students(), self.client_teacher_decay)

@@ -171,9 +171,8 @@ class FixMatch(FedAvg):
         return self.task.consistency_loss(logits, pseudo)
 
     def label_batch(self, batch: Batch) -> PseudoLabels | None:
-        """Label the weak views in a separate pass in evaluation mode.
-
-        None if the training pass labels them.
+        """Label the weak views in a separate pass in evaluation mode; None if the training pass
+        labels them.
         """
         if self.label_mode == "train" or "x_weak" not in batch:
             return None

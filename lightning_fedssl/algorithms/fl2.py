@@ -124,9 +124,8 @@ class FL2(GlobalLabels):
         return super().on_server_start(data)
 
     def on_client_start(self, data: LocalData) -> LocalWork:
-        """Pseudo-label all images, and use those from the client's threshold on.
-
-        T_k is sent with the update.
+        """Pseudo-label all images, and use those from the client's threshold on; t_k is sent with
+        the update.
         """
         if not len(data.unlabeled):
             return unlabeled_work(data)

@@ -36,9 +36,8 @@ from lightning_fedssl.task import ANY_TASK
 
 
 class MeanTeacher(PairedBatches):
-    """FedAvg with a Mean Teacher at clients that hold labelled and unlabelled images.
-
-    Alpha_0 weighs the consistency.
+    """FedAvg with a Mean Teacher at clients that hold labelled and unlabelled images; alpha_0
+    weighs the consistency.
 
     Args:
         decay: Largest decay of the teacher.

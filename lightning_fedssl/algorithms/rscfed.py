@@ -155,9 +155,8 @@ class RSCFed(FederatedAlgorithm):
         return epochs_of(data, make_batch, order, count, epochs=self.client_epochs)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The task's loss at a labelled client.
-
-        Else the squared distance to the teacher's sharpened probabilities.
+        """The task's loss at a labelled client; at another one the squared distance to the
+        teacher's sharpened probabilities.
         """
         if "y" in batch:
             return self.task.labeled_loss(self(batch["x"]), batch["y"])

@@ -57,9 +57,8 @@ class SAGE(ReceivedModelLabels):
         self.kappa = math.log(2) / half_gap
 
     def label(self, logits: Tensor, x_weak: Tensor, shift: Tensor | float = 0.0) -> PseudoLabels:
-        """Targets between the classes of the two models.
-
-        Images that one of them is confident of.
+        """Targets between the classes of the two models, for the images that one of them is
+        confident of.
         """
         with torch.no_grad():
             received = at_least_float32(self.received["network"](x_weak))

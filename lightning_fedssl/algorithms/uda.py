@@ -69,9 +69,8 @@ class UDA(FixMatch):
         self.released = _RELEASED[self.signal_annealing](self.current_round.progress)
 
     def labeled_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean cross-entropy of the images whose probability is below the threshold.
-
-        0 if there is none.
+        """The mean cross-entropy of the images whose probability is below the threshold; 0 if there
+        is none.
         """
         found, chance = self.task.true_probability(logits.detach(), labels)
         used = (found <= self.released * (1 - chance) + chance) & self.task.known(labels)

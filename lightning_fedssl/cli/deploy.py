@@ -289,8 +289,8 @@ def make_node(config: Path, node_config: Settings, run_config: Settings) -> Node
     if not 0 <= client < data.num_clients or (own_data and "data" not in node_config):
         raise ValueError(
             f"the node's configuration is {dict(node_config)}: give --node-config 'client=0' with "
-            "a number below "
-            f"{data.num_clients} to flower-supernode, and in an app with --own_data also "
+            f"a number below {data.num_clients} to flower-supernode, and in an app with --own_data "
+            "also "
             'data="FOLDER"'
         )
     own: NodeData

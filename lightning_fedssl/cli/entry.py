@@ -146,9 +146,8 @@ def _config_of_run(arguments: list[str]) -> Path | None:
 
 
 def _message(error: BaseException) -> str | None:
-    """The message of an error of the machine, or of one that this package or Lightning raised.
-
-    None for a bug.
+    """The message of an error of the machine, or of one that this package or Lightning raised; None
+    for a bug.
     """
     if isinstance(error, ModuleNotFoundError) and (text := how_to_install(error.name)):
         return text

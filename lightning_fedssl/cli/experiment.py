@@ -46,8 +46,9 @@ class Experiment(NamedTuple):
 
         For example::
 
-            trainer, model, data = Experiment.from_config("semifl_digits.yaml",
-            {"trainer.max_rounds": 5}) trainer.fit(model, data)
+            values = {"trainer.max_rounds": 5}
+            trainer, model, data = Experiment.from_config("semifl_digits.yaml", values)
+            trainer.fit(model, data)
 
         Random numbers are seeded with ``seed_everything``, which is 0 where no configuration sets
         it.
@@ -113,6 +114,5 @@ def _as_json(value: Any) -> Any:
         return f"{value.__module__}.{value.__qualname__}"
     raise ValueError(
         f"a configuration cannot hold an object of type {type(value).__name__}: give a number, a "
-        "text, or a class by "
-        "its import path, with its arguments as init_args"
+        "text, or a class by its import path, with its arguments as init_args"
     )

@@ -133,8 +133,8 @@ class FederatedCLI(LightningCLI):
         if self.subcommand not in (None, "fit") and weights is None:
             raise ValueError(
                 f"{self.subcommand}: no checkpoint given: add --ckpt_path best (or last, or a "
-                "file); without one the "
-                "weights are untrained (model.init_from takes weights from elsewhere)"
+                "file); without one the weights are untrained (model.init_from takes weights from "
+                "elsewhere)"
             )
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:

@@ -148,9 +148,8 @@ class Parser(LightningArgumentParser):
     def add_function_arguments(
         self, *args: Any, linked_targets: Any = None, **kwargs: Any
     ) -> list[str]:
-        """Add the arguments of a function.
-
-        See jsonargparse, which passes on links of a class that functions refuse.
+        """Add the arguments of a function as jsonargparse does, without the links, which its
+        functions refuse.
         """
         added = super().add_function_arguments(*args, **kwargs)
         return added

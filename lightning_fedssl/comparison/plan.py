@@ -334,9 +334,8 @@ def hash_of(values: Any) -> str:
 
 @cache
 def code_version() -> str:
-    """The version of this package.
-
-    In a checkout with its commit, and a mark if files were changed since.
+    """The version of this package; in a checkout with its commit, and a mark if files were changed
+    since.
     """
     folder = Path(__file__).parent.parent.parent
     commit = ""

@@ -126,13 +126,10 @@ def legend(suite: Suite, task: Task) -> str:
     per_cent, points = (", per cent", ", in points,") if task.is_share else ("", "")
     text = (
         f"Seeds {', '.join(map(str, suite.seeds))}; each has its own partition and initial "
-        "weights, the same for all "
-        f"entries of a group. *test*: {metric} of the last round's model on the test images"
-        f"{per_cent}, mean ± standard "
-        f"deviation (n - 1) over seeds. *best*: the best validation {metric} of any round, "
-        "which overestimates. "
-        f"*difference*: mean difference{points} to the group's first bound with the same "
-        "seeds, with its 95 % "
+        f"weights, the same for all entries of a group. *test*: {metric} of the last round's model "
+        f"on the test images{per_cent}, mean ± standard deviation (n - 1) over seeds. *best*: the "
+        f"best validation {metric} of any round, which overestimates. *difference*: mean "
+        f"difference{points} to the group's first bound with the same seeds, with its 95 % "
         f"interval (Student's t) from {FEWEST} seeds on: *undecided* if it contains 0, *contrary* "
         f"if it is {side} 0. *steps on labels*: of the server, or of the clients where they have "
         "the labels; where they differ by more than a tenth from the bound's, the difference is "
@@ -141,9 +138,8 @@ def legend(suite: Suite, task: Task) -> str:
     if suite.target is not None:
         text += (
             f" *to {_target(suite, task)}*: until the validation {metric} first reached this "
-            "target, as medians over seeds "
-            "(of two middle values the larger); in brackets the number of seeds that reached it. "
-            "Seconds are simulated."
+            "target, as medians over seeds (of two middle values the larger); in brackets the "
+            "number of seeds that reached it. Seconds are simulated."
         )
     return text
 

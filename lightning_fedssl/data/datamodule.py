@@ -378,17 +378,15 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
 
     @property
     def client_names(self) -> tuple[str, ...]:
-        """The names of the clients where the data have clients of their own and keep them.
-
-        Else none.
+        """The names of the clients where the data have clients of their own and keep them;
+        otherwise none.
         """
         return self.spec.client_names if isinstance(self.partition, NaturalClients) else ()
 
     @property
     def in_shape(self) -> tuple[int, ...]:
-        """Shape of a sample, of an image its channels, height and width.
-
-        Known before :meth:`setup`.
+        """Shape of a sample, of an image its channels, height and width; known before
+        :meth:`setup`.
         """
         if self.backbone is not None:
             return (self._width,)
@@ -664,9 +662,8 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         return source, torch.arange(len(source.labels), device=source.labels.device)
 
     def predict_files(self) -> list[str]:
-        """Paths of the images to predict, relative to their folder.
-
-        None for test images that are no known files.
+        """Paths of the images to predict, relative to their folder; none for test images that are
+        no known files.
 
         Raises:
             FileNotFoundError: If there is no such folder, or no image in it.
@@ -690,9 +687,8 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
     def predict_batches(
         self, dtype: torch.dtype = torch.float32
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of plain views of the images to predict, and their labels.
-
-        -1 for new images, which have none.
+        """Batches of plain views of the images to predict, and their labels; the label of a new
+        image is -1.
 
         The files are read as the data set's images are: resized to cover the network's size,
         cropped to their centre.
@@ -731,9 +727,8 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         return source.labels[rows]
 
     def client_test_indices(self, client: int) -> Tensor | None:
-        """Indices of a client's own test images among all test images.
-
-        None if clients have none of their own.
+        """Indices of a client's own test images among all test images; None if clients have none of
+        their own.
 
         They have some where the data have client identifiers and the partition is
         ``NaturalClients``.
@@ -762,9 +757,8 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         return self._train.labels[indices]
 
     def own_data_hash(self) -> str:
-        """SHA-256 over all samples and labels of data of the user's own.
-
-        Empty for a data set of a fixed content.
+        """SHA-256 over all samples and labels of data of the user's own; empty for a data set of a
+        fixed content.
         """
         if self.source is None:
             return ""

@@ -311,8 +311,7 @@ def _read_torchvision(
         )
         raise FileNotFoundError(
             f"data.root: {spec.name} was not found, or is damaged, in {str(root)!r}. Looked for "
-            f"{source.files}; "
-            f"{remedy}. Reported: {error or type(error).__name__}"
+            f"{source.files}; {remedy}. Reported: {error or type(error).__name__}"
         ) from error
     images = torch.from_numpy(np.ascontiguousarray(data.data))
     if spec.name in ("mnist", "fashion_mnist", "emnist"):

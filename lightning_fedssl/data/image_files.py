@@ -165,9 +165,8 @@ def _is_visible(name: str) -> bool:
 
 
 def visible_folders(root: Path, left_out: Counter[str] | None = None) -> list[Path]:
-    """The folders in a folder, sorted, without hidden ones such as ``.ipynb_checkpoints``.
-
-    None if it is no folder.
+    """The folders in a folder, sorted, without hidden ones such as ``.ipynb_checkpoints``; none if
+    it is no folder.
 
     Args:
         root: The folder.

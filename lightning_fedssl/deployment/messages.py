@@ -29,8 +29,7 @@ LARGEST = 2**53
 """The largest number in a message."""
 
 Scalars = Mapping[str, tuple[float, float]]
-"""For each scalar that a client logs,
-the weighted sum of its values and the sum of their weights.
+"""For each scalar that a client logs, the weighted sum of its values and the sum of their weights.
 """
 
 
@@ -114,8 +113,8 @@ def _tensor(name: str, array: Array, expected: Tensor) -> Tensor:
     if not known or not re.fullmatch(header, array.data[:start], re.DOTALL):
         raise MessageError(
             f"{name!r} of its tensors is {shown(array.dtype)} {shown(tuple(array.shape[:9]))} in "
-            f"{len(array.data)} "
-            f"bytes instead of {kind.name} {tuple(expected.shape)} as numpy saves it"
+            f"{len(array.data)} bytes instead of {kind.name} {tuple(expected.shape)} as numpy "
+            "saves it"
         )
     if not expected.nbytes:
         return torch.empty(expected.shape, dtype=expected.dtype)

@@ -46,13 +46,12 @@ def refuse_callbacks(callbacks: Iterable[Callback]) -> None:
     for callback in callbacks:
         if isinstance(callback, StaticBatchNorm) and callback.source == "pooled":
             raise ValueError(
-                "StaticBatchNorm: source pooled needs the clients' data at the server, and data "
-                "do not leave a "
-                "node: use source server or moments"
+                "StaticBatchNorm: source pooled needs the clients' data at the server, and data do "
+                "not leave a node: use source server or moments"
             )
         if isinstance(callback, FederatedCheckpoint) and callback.every_n_rounds > 1:
             raise ValueError(
                 f"FederatedCheckpoint: every_n_rounds is {callback.every_n_rounds}, but a server "
-                "that resumed an older "
-                "round would find clients with newer states: set it to 1 in a deployment"
+                "that resumed an older round would find clients with newer states: set it to 1 in "
+                "a deployment"
             )

@@ -168,16 +168,14 @@ class Nodes:
             if time.monotonic() > end:
                 raise TimeoutError(
                     f"too few clients have connected in {self.connect_timeout:g} s (connected: "
-                    f"{list(connected)}): "
-                    "start their SuperNodes, or raise connect-timeout"
+                    f"{list(connected)}): start their SuperNodes, or raise connect-timeout"
                 )
             time.sleep(self.poll)
         return connected
 
     def ask(self, kind: str, orders: Mapping[int, RecordDict]) -> dict[int, Message]:
-        """Send a message to the nodes of some clients.
-
-        The answers that arrive before the deadline.
+        """Send a message to the nodes of some clients, and return the answers that arrive before
+        the deadline.
         """
         nodes = self.connected()
         sent = {}
@@ -380,9 +378,8 @@ class DeployedFederation(SimulatedFederation):
         return found[2:], self.trainer.fabric.to_device(tensors), sums
 
     def _receive(self, client: int, answer: Message) -> ClientUpdate | None:
-        """The update of a client, with its state and scalars staged until it is accepted.
-
-        None if it skips the round.
+        """The update of a client, with its state and scalars staged until it is accepted; None if
+        it skips the round.
 
         Raises:
             MessageError: If the message is not what the algorithm expects.
@@ -432,9 +429,8 @@ class DeployedFederation(SimulatedFederation):
     # What the server remembers, in every checkpoint.
 
     def _accepted_round(self, client: int) -> int:
-        """The last round whose update of a client was accepted, or which the client skipped.
-
-        0 for none.
+        """The last round whose update of a client was accepted, or which the client skipped; 0 for
+        none.
         """
         kept = self.trainer.algorithm.clients.get(client, STATE)
         return int(kept["accepted"]) if kept else 0

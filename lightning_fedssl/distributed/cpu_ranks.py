@@ -19,9 +19,8 @@ def usable_cores() -> int:
 
 
 def started_ranks() -> tuple[int, int] | None:
-    """Ranks on this machine and machines, if torchrun, SLURM or Lightning has started the ranks.
-
-    Else None.
+    """Ranks on this machine and machines, if torchrun, SLURM or Lightning has started the ranks;
+    otherwise None.
     """
     if "LOCAL_RANK" in os.environ and "WORLD_SIZE" in os.environ:
         world = int(os.environ["WORLD_SIZE"])
@@ -53,8 +52,7 @@ def refuse_too_many(ranks: int) -> None:
     if ranks > max(usable_cores(), FEW_RANKS):
         raise ValueError(
             f"trainer.devices is {ranks}: on a CPU these are processes, and this machine has "
-            f"{usable_cores()} "
-            "processor cores for them; give fewer, or auto"
+            f"{usable_cores()} processor cores for them; give fewer, or auto"
         )
 
 

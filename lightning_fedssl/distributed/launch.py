@@ -50,9 +50,8 @@ def make_fabric(
     name = strategy if isinstance(strategy, str) else type(strategy).__name__
     if any(word in name.lower() for word in _MODEL_SPLITTING):
         raise ValueError(
-            f"trainer.strategy is {name}: it splits one large model over devices, but here "
-            "devices train different "
-            "clients of a small model; use auto or ddp"
+            f"trainer.strategy is {name}: it splits one large model over devices, but here devices "
+            "train different clients of a small model; use auto or ddp"
         )
     if accelerator == "auto" and MPSAccelerator.is_available():
         accelerator = "cpu"  # mps has no 64-bit sums
@@ -161,9 +160,8 @@ class Report:
             raise
 
     def outcome(self) -> dict[str, Any] | None:
-        """The outcome of a command that has run in other processes, on the CPU.
-
-        None if it has run in this one.
+        """The outcome of a command that has run in other processes, on the CPU; None if it has run
+        in this one.
         """
         if not self._outcome.exists():
             return None

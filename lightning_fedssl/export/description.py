@@ -37,13 +37,13 @@ def describe_model(
     ``network`` (class path, ``init_args``, ``num_classes``, ``in_shape``, and with a target for
     every pixel ``out_shape``; the path is None for a network that has no import path),
     ``data_set``, ``task``, ``outputs`` (what they mean), of numbers ``target_normalization``,
-    ``class_names``, ``input`` (``pixels``, scaled to 0..1, or ``numbers``
-    as the data set holds them), ``normalization`` (mean and standard deviation of the input per
-    channel or feature), ``resize`` (how image files get the size of
-    ``in_shape``; None for other samples), ``trained_dtype`` (the type of the weights in the run),
-    ``rounds``, ``metrics``, ``metric_rounds``, ``citation`` and, of a private run, ``privacy``. Of
-    a run on features also ``backbone``: the frozen network in front (class path and ``init_args``)
-    and the samples that it takes (``in_shape``, ``input``, ``normalization``).
+    ``class_names``, ``input`` (``pixels``, scaled to 0..1, or ``numbers`` as the data set holds
+    them), ``normalization`` (mean and standard deviation of the input per channel or feature),
+    ``resize`` (how image files get the size of ``in_shape``; None for other samples),
+    ``trained_dtype`` (the type of the weights in the run), ``rounds``, ``metrics``,
+    ``metric_rounds``, ``citation`` and, of a private run, ``privacy``. Of a run on features also
+    ``backbone``: the frozen network in front (class path and ``init_args``) and the samples that it
+    takes (``in_shape``, ``input``, ``normalization``).
 
     Args:
         algorithm: The algorithm.

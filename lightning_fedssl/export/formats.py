@@ -71,8 +71,7 @@ def export(network: nn.Module, description: Description, folder: Path, format: s
         folder: The output folder; it is made.
         format: ``safetensors``; ``torch_export``: ``model.pt2``, which PyTorch runs without the
             network's class; ``onnx``: ``model.onnx``, with input ``images`` and output ``logits``
-            (or the predicted numbers);
-            ``hub``: the files of the first two and a model card.
+            (or the predicted numbers); ``hub``: the files of the first two and a model card.
 
     Returns:
         The files.

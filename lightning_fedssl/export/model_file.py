@@ -21,8 +21,7 @@ from lightning_fedssl.storage.named_value import object_of
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
 CONSTRUCTOR = "config.json"
-"""The arguments of the network's constructor;
-Hugging Face's ``PyTorchModelHubMixin`` reads them.
+"""The arguments of the network's constructor; Hugging Face's ``PyTorchModelHubMixin`` reads them.
 """
 
 
@@ -120,9 +119,8 @@ def build_described(network: dict[str, Any], trust: Sequence[str]) -> nn.Module:
     if network["class_path"] is None:
         raise ValueError(
             "the network's class has no import path (a function inside a function, a lambda, or a "
-            "network that was "
-            "built before the run), so it cannot be built again; load model.safetensors into a "
-            "network of your own"
+            "network that was built before the run), so it cannot be built again; load "
+            "model.safetensors into a network of your own"
         )
     factory = object_of(only(network, ("class_path", "init_args")), trust)
     out_shape = tuple(network.get("out_shape", ()))

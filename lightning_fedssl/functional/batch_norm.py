@@ -124,8 +124,7 @@ def average_moments(measured: BatchMoments) -> Statistics:
     if measured and not any(measured.values()):
         raise ValueError(
             "There are no samples to measure batch-norm statistics on: raise data.num_labels, or "
-            "take all images of "
-            "server and clients (StaticBatchNorm, source: moments)."
+            "take all images of server and clients (StaticBatchNorm, source: moments)."
         )
     found = {}
     for name, parts in measured.items():
@@ -255,9 +254,8 @@ def _normalise(layer: _BatchNorm, name: str, measured: Values, x: Tensor) -> Ten
     if count < 2:
         raise ValueError(
             f"A batch leaves one value per channel at the batch-norm layer {name!r}, which has no "
-            "variance. Measure "
-            "with batches of two samples or more (add a last single one to the batch before it), "
-            "or use norm: group."
+            "variance. Measure with batches of two samples or more (add a last single one to the "
+            "batch before it), or use norm: group."
         )
     like = x if layer.weight is None else layer.weight
     mean = like.new_zeros(x.shape[1])

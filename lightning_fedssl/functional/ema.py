@@ -20,9 +20,8 @@ def ema_update(teacher: Mapping[str, Tensor], student: Mapping[str, Tensor], dec
     """
     for name, own in teacher.items():
         averaged = decay and own.is_floating_point()
-        own.copy_(
-            decay * own + (1 - decay) * student[name] if averaged else student[name]
-        )  # vmap has no lerp_
+        # Written out, because vmap has no lerp_.
+        own.copy_(decay * own + (1 - decay) * student[name] if averaged else student[name])
 
 
 def warm_decay(step: int, decay: float) -> float:

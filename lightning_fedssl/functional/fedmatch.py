@@ -13,9 +13,8 @@ from lightning_fedssl.functional.losses import added
 
 
 def helper_divergence(logits: Tensor, helpers: Tensor, mask: Tensor) -> Tensor:
-    """``1/H sum_h KL(p_h || p)``, averaged over the images with a true mask.
-
-    0 without such an image (Eq. 1).
+    """``1/H sum_h KL(p_h || p)``, averaged over the images with a true mask; 0 without such an
+    image (Eq. 1).
 
     Args:
         logits: ``(batch, classes)`` of the local model, which gets the gradient.

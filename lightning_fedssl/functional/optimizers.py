@@ -51,10 +51,10 @@ class FedOpt(Optimizer):
     """FedAdam, FedYogi and FedAdagrad: the server's step as printed, for
     ``model.aggregation_optimizer``.
 
-    With the mean update as gradient g: ``m = beta_1 m + (1 - beta_1) g`` and ``w = w - lr m /
-    (sqrt(v) + tau)``. v starts at ``tau^2`` and is ``beta_2 v + (1 - beta_2) g^2`` (Adam),
-    ``v - (1 - beta_2) g^2 sign(v - g^2)`` (Yogi) or ``v + g^2`` (Adagrad). ``torch.optim.Adam``
-    also corrects the bias of the first steps.
+    With the mean update as gradient g: ``m = beta_1 m + (1 - beta_1) g`` and
+    ``w = w - lr m / (sqrt(v) + tau)``. v starts at ``tau^2`` and is ``beta_2 v + (1 - beta_2) g^2``
+    (Adam), ``v - (1 - beta_2) g^2 sign(v - g^2)`` (Yogi) or ``v + g^2`` (Adagrad).
+    ``torch.optim.Adam`` also corrects the bias of the first steps.
 
     Source: S. Reddi et al., "Adaptive Federated Optimization", ICLR 2021, arXiv 2003.00295,
     Algorithm 2.
@@ -136,8 +136,8 @@ def build_optimizer(factory: OptimizerCallable, weights: Sequence[Tensor], key: 
     ):
         raise ValueError(
             f"{key} is {type(optimizer).__name__}, which needs sparse gradients or computes the "
-            "loss several times in "
-            "a step; choose one that makes a step from one gradient, such as SGD or Adam"
+            "loss several times in a step; choose one that makes a step from one gradient, such as "
+            "SGD or Adam"
         )
     for group in optimizer.param_groups:
         # Not with dampening: the first step is none from a momentum of 0, and fused SGD needs all

@@ -49,9 +49,8 @@ def pseudo_label(logits: Tensor, threshold: float, *, soft: bool = False) -> Pse
 
 
 def agreement(labels: Tensor, helpers: Tensor) -> Tensor:
-    """The class that a model and its helpers predict most often.
-
-    In a tie, the lowest class (FedMatch Eq. 3).
+    """The class that a model and its helpers predict most often; in a tie, the lowest class
+    (FedMatch Eq. 3).
 
     Args:
         labels: The model's own classes, ``(n,)`` int64.

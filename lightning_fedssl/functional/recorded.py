@@ -39,8 +39,8 @@ class Recorded:
     The function may change tensors in place, such as weights. It must not read a number from the
     device, replace the tensors that it changes, or depend on what else changes between calls: the
     graph uses the memory of its first run. It lives as long as this object, which is made for one
-    party's work. What cannot be recorded is called as it is, after one warning.
-    ``FEDSSL_RECORD=0`` records nothing.
+    party's work. What cannot be recorded is called as it is, after one warning. ``FEDSSL_RECORD=0``
+    records nothing.
 
     Args:
         function: The function.

@@ -64,9 +64,8 @@ class LocalTraining:
         self.refusal = ""
 
     def stacks(self, clients: Sequence[int], device: torch.device) -> list[Sequence[int]]:
-        """The clients that one rank must train together.
-
-        On a CPU a function of the round's clients alone.
+        """The clients that one rank must train together; on a CPU a function of the round's clients
+        alone.
 
         On other devices each client is on its own here, and the clients of a rank are stacked: all
         ranks have work.
@@ -129,9 +128,8 @@ class LocalTraining:
     def _stacks_of_rank(
         self, stacks: Sequence[Sequence[LocalData]], device: torch.device, auto: int
     ) -> Sequence[Sequence[LocalData]]:
-        """The stacks as they are on a CPU.
-
-        On a CUDA device those of the rank's clients, with ``auto`` this many.
+        """The stacks as they are on a CPU; on a CUDA device those of the rank's clients, with
+        ``auto`` this many.
         """
         if device.type != "cuda":
             return stacks

@@ -259,9 +259,8 @@ class Loop:
             if not loss.requires_grad:
                 raise LossError(
                     f"{type(algorithm).__name__}.{function} returned a loss that depends on no "
-                    "weight: compute it from "
-                    "the network's output, without detach() or torch.no_grad(), or return None to "
-                    "skip the batch"
+                    "weight: compute it from the network's output, without detach() or "
+                    "torch.no_grad(), or return None to skip the batch"
                 )
             fabric.backward(loss)
             if max_norm is not None:
@@ -330,9 +329,8 @@ def add_to_gradients(corrected: Sequence[tuple[Tensor, Tensor]]) -> None:
     """
     for weight, value in corrected:
         if weight.grad is None:
-            weight.grad = torch.empty_like(weight).copy_(
-                value
-            )  # fused kernels need the weight's memory layout
+            # Fused kernels need the weight's memory layout.
+            weight.grad = torch.empty_like(weight).copy_(value)
         else:
             weight.grad.add_(value)
 
@@ -419,9 +417,8 @@ def loss_of(
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         skip = ", or None to skip the batch" if may_skip else ""
         raise LossError(
-            f"{type(algorithm).__name__}.{function} returned {described(loss)}: return the loss "
-            "of the batch as one "
-            f"number, such as the mean over its images{skip}"
+            f"{type(algorithm).__name__}.{function} returned {described(loss)}: return the loss of "
+            f"the batch as one number, such as the mean over its images{skip}"
         )
     return loss
 

@@ -152,9 +152,8 @@ def _common_steps(fabric: Fabric, steps: list[int]) -> int:
 
 
 def _server_step(phase: JointPhase, features: State, step: int) -> tuple[JointStep, Tensor]:
-    """One step of the server's part on the features of all clients.
-
-    Also the gradient of the student's features.
+    """One step of the server's part on the features of all clients, and the gradient of the
+    student's features.
     """
     algorithm = phase.algorithm
     phase.server_optimizer.zero_grad(set_to_none=True)

@@ -37,9 +37,8 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     if input.dim() != 2:
         return F.linear(input, weight, bias)
     out = (weight @ input.mT).mT
-    return (
-        out if bias is None else out + bias.to(out.dtype)
-    )  # in mixed precision a bias has 32 bits
+    # In mixed precision a bias has 32 bits.
+    return out if bias is None else out + bias.to(out.dtype)
 
 
 def _batch_norm(

@@ -154,8 +154,8 @@ def room_for(number: int, fabric: Fabric) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise NoRoomError(
             f"{number} clients do not fit into the memory of {fabric.device} together: lower "
-            "trainer.clients_at_once "
-            "or data.client_batch_size, or share the clients out by trainer.devices"
+            "trainer.clients_at_once or data.client_batch_size, or share the clients out by "
+            "trainer.devices"
         ) from error
 
 
@@ -275,9 +275,8 @@ class Stack(StackedClients):
                 self.phase.observer.client_batch_ended(step)
 
     def _corrected(self, works: Sequence[LocalWork]) -> list[tuple[Tensor, Tensor]]:
-        """Pairs of weights and control variates, ``(clients, ...)`` each.
-
-        0 for a client without a control variate.
+        """Pairs of weights and control variates, ``(clients, ...)`` each; 0 for a client without a
+        control variate.
         """
         corrected = []
         for name in sorted(set().union(*(work.control_variate for work in works))):

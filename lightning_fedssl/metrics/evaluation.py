@@ -280,9 +280,8 @@ class EvaluationMetrics:
             self._batches.append((batch[0].cpu(), batch[1].cpu()))
 
     def compute(self, gather: Gather) -> dict[str, Tensor]:
-        """Every metric's value by its name, on the CPU.
-
-        Empty if no rank had a batch. Every rank must call it.
+        """Every metric's value by its name, on the CPU; empty if no rank had a batch. Every rank
+        must call it.
 
         ``auroc`` is left out, with a warning, if all samples have one class.
 

@@ -9,9 +9,8 @@ from lightning_fedssl.models.network import InShape, LayeredNetwork
 
 
 class AlexNet(LayeredNetwork):
-    """Five 3x3 convolutions of 64, 192, 384, 256 and 256 channels, each with ReLU.
-
-    Three linear layers.
+    """Five 3x3 convolutions of 64, 192, 384, 256 and 256 channels, each with ReLU, and three linear
+    layers.
 
     A 2x2 max-pool follows the first, second and fifth convolution; dropout precedes both hidden
     linear layers, which have 4,096 units. With images of 32 x 32 pixels and 10 classes: 35,855,178

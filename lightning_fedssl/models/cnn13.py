@@ -10,16 +10,14 @@ from lightning_fedssl.models.network import InShape, Network
 
 
 class CNN13(Network):
-    """Nine convolutions, each with norm and leaky ReLU(0.1), in three stages.
-
-    Dropout, average pooling, linear.
+    """Nine convolutions in three stages, each with norm and leaky ReLU(0.1); dropout, average
+    pooling and a linear layer.
 
     The stages of 128 and 256 channels each have three 3x3 convolutions, a 2x2 max-pool and dropout
-    of 0.5.
-    The last stage has a 3x3 convolution without padding to 512 channels, and 1x1 convolutions to
-    256 and 128. This is Fed-SHVR's CIFAR-10 network in the form of Mean Teacher (Tarvainen and
-    Valpola, NIPS 2017), without Mean Teacher's input noise and weight normalisation: 3,121,802
-    parameters.
+    of 0.5. The last stage has a 3x3 convolution without padding to 512 channels, and 1x1
+    convolutions to 256 and 128. This is Fed-SHVR's CIFAR-10 network in the form of Mean Teacher
+    (Tarvainen and Valpola, NIPS 2017), without Mean Teacher's input noise and weight normalisation:
+    3,121,802 parameters.
 
     Args:
         num_classes: Outputs; comes from the data.

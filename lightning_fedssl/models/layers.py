@@ -28,8 +28,8 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
 
     In training the layer normalises with the batch's own statistics and neither reads nor writes
     the buffers. In evaluation it normalises with the buffers ``running_mean`` and ``running_var``,
-    ``(channels,)`` each. They are mean 0 and variance 1 until
-    the callback ``StaticBatchNorm`` sets them.
+    ``(channels,)`` each. They are mean 0 and variance 1 until the callback ``StaticBatchNorm`` sets
+    them.
 
     ``eps`` is 1e-5. The layer has a scale and a shift, but no ``num_batches_tracked``.
 

@@ -49,9 +49,8 @@ class LayeredNetwork(Network):
     """Base class of networks that are a sequence of layers, which split learning can split."""
 
     def chain(self) -> Layers:
-        """The layers by name, in the order in which they are applied.
-
-        All children, in the order in which they are registered, if it is not overridden.
+        """The layers by name, in the order in which they are applied: all children, in the order in
+        which they are registered, if it is not overridden.
         """
         return list(layers_inside(self))
 
@@ -233,14 +232,13 @@ def _check_output(network: nn.Module, out_shape: InShape, in_shape: InShape) -> 
     except Exception as error:
         raise ValueError(
             f"model.network: {name} cannot take samples of shape {in_shape}: {error}. Choose a "
-            "network for this shape, "
-            "or let its constructor take in_shape or in_channels."
+            "network for this shape, or let its constructor take in_shape or in_channels."
         ) from error
     if not isinstance(output, Tensor):
         raise ValueError(
             f"model.network: {name} gave {type(output).__name__} for two samples of shape "
-            f"{in_shape}, and no "
-            f"tensor; let forward return the logits alone, here of shape {wanted}."
+            f"{in_shape}, and no tensor; let forward return the logits alone, here of shape "
+            f"{wanted}."
         )
     shape = tuple(output.shape)
     if len(shape) != len(wanted):
@@ -252,11 +250,11 @@ def _check_output(network: nn.Module, out_shape: InShape, in_shape: InShape) -> 
     if shape != wanted:
         raise ValueError(
             f"model.network: {name} gave {shape} for two samples of shape {in_shape}, but "
-            f"{num_classes} classes need "
-            f"{wanted}. Set num_classes: {num_classes} in model.network.init_args, or "
-            "whatever argument of this network sets the number of its outputs; where none is "
-            "accepted there, as for timm.create_model, name a function of your own with the "
-            "argument num_classes, which the data set, or train on features (data.backbone)."
+            f"{num_classes} classes need {wanted}. Set num_classes: {num_classes} in "
+            "model.network.init_args, or whatever argument of this network sets the number of its "
+            "outputs; where none is accepted there, as for timm.create_model, name a function of "
+            "your own with the argument num_classes, which the data set, or train on features "
+            "(data.backbone)."
         )
 
 

@@ -38,8 +38,7 @@ _OF_PEFT = r"\.base_layer(?=\.)|\.original_module(?=\.)|\.modules_to_save\.\w+(?
 """What peft puts into the names of a network's tensors."""
 
 _COUNTER = "num_batches_tracked"
-"""A batch norm's counter, which some norm layers have and others do not;
-no result depends on it.
+"""A batch norm's counter, which some norm layers have and others do not; no result depends on it.
 """
 
 

@@ -12,9 +12,8 @@ from lightning_fedssl.models.network import InShape, Network
 
 
 class SignalCNN(Network):
-    """Three convolutions over 5 time steps of ``width``, ``2 width`` and ``4 width`` channels.
-
-    Then linear.
+    """Three convolutions over 5 time steps of ``width``, ``2 width`` and ``4 width`` channels, and
+    a linear layer.
 
     Norm and ReLU follow each convolution, a max-pool over 2 steps the first two, the mean over time
     the third, so signals from 4 steps up are taken. A signal is treated as an image of one row, so

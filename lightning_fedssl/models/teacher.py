@@ -15,9 +15,8 @@ _Self = TypeVar("_Self", bound=nn.Module)
 
 
 class Teacher(nn.ModuleDict):
-    """Copies of modules that track the originals by a moving average.
-
-    Always in evaluation mode, without gradients.
+    """Copies of modules that track the originals by a moving average, always in evaluation mode and
+    without gradients.
 
     The copies share no storage with the originals.
 

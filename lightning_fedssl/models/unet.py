@@ -16,8 +16,8 @@ class UNet(Network):
     """Convolutions with max-pooling, then the way back up beside the maps of the same size.
 
     O. Ronneberger, P. Fischer, T. Brox, "U-Net: Convolutional Networks for Biomedical Image
-    Segmentation", MICCAI 2015, arXiv 1505.04597; with padding, norms, nearest-neighbour
-    enlargement and one convolution at each size going up. Images may have any size of at least
+    Segmentation", MICCAI 2015, arXiv 1505.04597; with padding, norms, nearest-neighbour enlargement
+    and one convolution at each size going up. Images may have any size of at least
     ``2^(depth - 1)`` pixels.
 
     Args:

@@ -11,9 +11,8 @@ from lightning_fedssl.models.network import GlobalAverage, InShape, LayeredNetwo
 
 
 class VGG11(LayeredNetwork):
-    """Eight 3x3 convolutions, each with norm and ReLU, and five 2x2 max-pools; average pooling.
-
-    One linear layer.
+    """Eight 3x3 convolutions, each with norm and ReLU, and five 2x2 max-pools; average pooling and
+    one linear layer.
 
     Channels 64, pool, 128, pool, 256, 256, pool, 512, 512, pool, 512, 512, pool: configuration A of
     K. Simonyan and A. Zisserman (ICLR 2015, arXiv 1409.1556) with one linear layer, as FedRGD
@@ -46,9 +45,8 @@ class VGG11(LayeredNetwork):
 
 
 class VGG16(LayeredNetwork):
-    """Thirteen 3x3 convolutions, each with norm and ReLU, and five 2x2 max-pools.
-
-    Three linear layers.
+    """Thirteen 3x3 convolutions, each with norm and ReLU, and five 2x2 max-pools; three linear
+    layers.
 
     Channels 64, 64, pool, 128, 128, pool, 256 three times, pool, 512 three times, pool, 512 three
     times, pool: configuration D of K. Simonyan and A. Zisserman (ICLR 2015, arXiv 1409.1556). The

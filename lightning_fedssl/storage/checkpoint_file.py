@@ -152,8 +152,7 @@ def load(path: Path) -> Checkpoint:
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"ckpt_path: {path} holds objects other than tensors and plain values, so it was not "
-            "read and nothing in "
-            "it ran; use a checkpoint written by this package"
+            "read and nothing in it ran; use a checkpoint written by this package"
         ) from error
     except Exception as error:
         raise ValueError(
@@ -168,8 +167,7 @@ def load(path: Path) -> Checkpoint:
     if checkpoint.get("format") != FORMAT:
         raise ValueError(
             f"ckpt_path: {path} has the format {checkpoint.get('format')}, but this version reads "
-            f"format {FORMAT}: use "
-            "the version of lightning-fedssl that wrote it"
+            f"format {FORMAT}: use the version of lightning-fedssl that wrote it"
         )
     if place := _misfit(checkpoint, _LAYOUT, "checkpoint"):
         raise ValueError(
@@ -187,9 +185,8 @@ def load(path: Path) -> Checkpoint:
 
 
 def find(ckpt_path: str | Path, root: Path) -> Path:
-    """The file of ``--ckpt_path``: a path.
-
-    Or ``last``, ``best`` or ``chosen``, that file of the newest run below ``root``.
+    """The file of ``--ckpt_path``: a path; or ``last``, ``best`` or ``chosen``, that file of the
+    newest run below ``root``.
 
     ``last`` is the newest ``last.ckpt``: a run that was killed before its first one cannot be
     resumed. The others are never those of another run than the newest. Of runs in folders

@@ -153,8 +153,7 @@ def reserve_version(root: str) -> int:
     except OSError as error:
         raise ValueError(
             f"trainer.default_root_dir: the folder {folder} cannot be made ({error.strerror}); "
-            "give a folder that you "
-            "may write to"
+            "give a folder that you may write to"
         ) from error
     before = versions(Path(root))
     for version in count(int(before[-1].name[8:]) + 1 if before else 0):

@@ -50,8 +50,7 @@ class Availability(ABC):
         if not 0 <= probability <= 1:
             raise ValueError(
                 f"trainer.availability: {type(self).__name__} gives client {client} in round "
-                f"{round_index} a "
-                f"probability of {probability}: it must be between 0 and 1"
+                f"{round_index} a probability of {probability}: it must be between 0 and 1"
             )
         return float(sampling.rng(seed, "drop-out", round_index, client).random()) < probability
 

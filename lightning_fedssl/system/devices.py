@@ -121,8 +121,8 @@ class SystemModel:
             if not (device.seconds > 0 and device.std >= 0 and device.share > 0):
                 raise ValueError(
                     f"trainer.system.devices: {device.name} has seconds {device.seconds}, std "
-                    f"{device.std}, share "
-                    f"{device.share}: seconds and share must be above 0, std 0 or more"
+                    f"{device.std}, share {device.share}: seconds and share must be above 0, std 0 "
+                    "or more"
                 )
         for key, (low, high) in {
             "download_mbit_s": download_mbit_s,

@@ -49,8 +49,7 @@ def check_update(
     if not (0 <= update.num_samples <= most_samples and 1 <= update.num_steps <= most_steps):
         return (
             f"counts {update.num_samples} samples and {update.num_steps} steps, but at most "
-            f"{most_samples} samples and "
-            f"{most_steps} steps are possible"
+            f"{most_samples} samples and {most_steps} steps are possible"
         )
     model = algorithm.server.model()
     for name, t in update.model().items():

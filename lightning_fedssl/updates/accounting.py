@@ -109,8 +109,7 @@ def calibrated(budget: Budget, epsilon: float, delta: float) -> float:
         if high > LARGEST_NOISE:
             raise ValueError(
                 f"CentralDP: no noise reaches epsilon {epsilon:g}; at least "
-                f"{_epsilon((high, *rest), delta):.3g} "
-                f"can be shown for delta {delta:g}: raise them"
+                f"{_epsilon((high, *rest), delta):.3g} can be shown for delta {delta:g}: raise them"
             )
     while high - low > 1e-3 * high:
         middle = (low + high) / 2

@@ -33,9 +33,8 @@ _OWN = {
 
 
 def why_not_a_mean(algorithm: FederatedAlgorithm) -> str | None:
-    """Why the server of a method needs more of a round than the mean of its updates.
-
-    None if it does not.
+    """Why the server of a method needs more of a round than the mean of its updates; None if it
+    does not.
 
     Without a reason the method *needs only sums*: its server computes the same from the sum of the
     updates alone, so that privacy, robust aggregation and secure aggregation apply to it.

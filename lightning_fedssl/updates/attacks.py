@@ -156,9 +156,8 @@ class PseudoLabelPoison(Attack):
         super().__init__(share)
         if not 0 <= radius <= 1 or steps < 1:
             raise ValueError(
-                f"PseudoLabelPoison: radius is {radius} and steps {steps}: give a radius from 0 "
-                "to 1 and 1 or more "
-                "steps"
+                f"PseudoLabelPoison: radius is {radius} and steps {steps}: give a radius from 0 to "
+                "1 and 1 or more steps"
             )
         self.radius = radius
         self.steps = steps

@@ -144,15 +144,13 @@ class CentralDP(UpdateRule):
         spent = self._spent
         if spent is None and trainer.ckpt_path is not None:
             raise ValueError(
-                f"ckpt_path: {trainer.ckpt_path} is of a run without CentralDP, so its "
-                "rounds are not private: "
-                "start a new run"
+                f"ckpt_path: {trainer.ckpt_path} is of a run without CentralDP, so its rounds are "
+                "not private: start a new run"
             )
         if trainer.ckpt_path is None and algorithm.origin:
             raise ValueError(
-                "CentralDP: an earlier fit has trained this model, and its rounds would not "
-                "count: build a new "
-                "one, or resume that run by ckpt_path"
+                "CentralDP: an earlier fit has trained this model, and its rounds would not count: "
+                "build a new one, or resume that run by ckpt_path"
             )
         if spent is None:
             spent = replace(
@@ -164,8 +162,7 @@ class CentralDP(UpdateRule):
         ):
             raise ValueError(
                 f"ckpt_path: {trainer.ckpt_path} is of a run with another sampling or population "
-                f"({spent}): its budget "
-                "cannot be continued; give its settings, or start a new run"
+                f"({spent}): its budget cannot be continued; give its settings, or start a new run"
             )
         self._spent = spent
         noise = spent.noise_multiplier
@@ -173,11 +170,9 @@ class CentralDP(UpdateRule):
         _require(not 0 < noise < LEAST_NOISE, "noise_multiplier", noise, remedy)
         if self._is_spent(spent) and not spent.rounds:
             raise ValueError(
-                f"CentralDP: one round with noise_multiplier {spent.noise_multiplier:g} "
-                "spends epsilon "
-                f"{spent.epsilon(self.delta, 1):.3g}, more than {self.epsilon}: raise one of "
-                "them, or leave "
-                "noise_multiplier out"
+                f"CentralDP: one round with noise_multiplier {spent.noise_multiplier:g} spends "
+                f"epsilon {spent.epsilon(self.delta, 1):.3g}, more than {self.epsilon}: raise one "
+                "of them, or leave noise_multiplier out"
             )
         trainer.should_stop |= self._is_spent(spent)
 
@@ -281,9 +276,8 @@ class CentralDP(UpdateRule):
         assert spent is not None
         if self._last_round == trainer.round_index:
             raise ValueError(
-                f"CentralDP: {type(algorithm).__name__} trains its clients twice in a "
-                "round, which the analysis "
-                "does not cover: choose another method"
+                f"CentralDP: {type(algorithm).__name__} trains its clients twice in a round, which "
+                "the analysis does not cover: choose another method"
             )
         self._last_round = trainer.round_index
         server = algorithm.server
@@ -298,9 +292,8 @@ class CentralDP(UpdateRule):
                 - update.buffers.keys()
             ):
                 raise ValueError(
-                    f"CentralDP: {type(algorithm).__name__} uploads "
-                    f"{', '.join(sorted(more))} beside the model, "
-                    "which the analysis does not cover: choose another method"
+                    f"CentralDP: {type(algorithm).__name__} uploads {', '.join(sorted(more))} "
+                    "beside the model, which the analysis does not cover: choose another method"
                 )
             moved, norm = self.clipped(update, model)
             clipped.append(norm > self.clip)
@@ -385,9 +378,8 @@ def uncovered(trainer: Run, algorithm: FederatedAlgorithm) -> list[str]:
         )
     elif algorithm.client_weighting != "uniform":
         found.append(
-            "model.client_weighting: samples weighs a client by its number of images (in SemiFL "
-            "of confident ones), "
-            "which is private; set it to uniform."
+            "model.client_weighting: samples weighs a client by its number of images (in SemiFL of "
+            "confident ones), which is private; set it to uniform."
         )
     if (stated := trainer.datamodule.stated) is not None and not stated.public:
         found.append(

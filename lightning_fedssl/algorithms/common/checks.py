@@ -64,8 +64,7 @@ def fully_labeled_clients(data: FederatedDataModule, method: str) -> None:
     if any(len(client.labeled) and len(client.unlabeled) for client in data.split.clients):
         raise ValueError(
             f"{method} needs clients with labels for all of their images or for none: set "
-            "data.partition to "
-            "FullyLabeledClients and data.num_labels to all"
+            "data.partition to FullyLabeledClients and data.num_labels to all"
         )
 
 

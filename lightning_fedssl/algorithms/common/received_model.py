@@ -43,9 +43,8 @@ class ReceivedModelLabels(FixMatch):
         self.received = Teacher({"network": self.network})
 
     def on_client_start(self, data: LocalData) -> LocalWork:
-        """Keep the received model for the round.
-
-        Batches of labelled images, and of all images without labels.
+        """Keep the received model for the round, and return batches of labelled images and of all
+        images without their labels.
         """
         self.received.follow({"network": self.network}, 0.0)
         images = torch.cat([data.unlabeled, data.labeled])

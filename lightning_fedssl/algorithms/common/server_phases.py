@@ -85,9 +85,8 @@ class ServerPhases(FederatedAlgorithm):
         require(fits, "server_phase", self.server_phase, remedy)
 
     def on_server_start(self, data: LocalData) -> LocalWork:
-        """Epochs, or steps, over the server's labelled images.
-
-        None where the clients have the labels.
+        """Epochs, or steps, over the server's labelled images; no work where the clients have the
+        labels.
         """
         return labeled_work(data, self.server_epochs, self.server_steps, view=self.server_view)
 

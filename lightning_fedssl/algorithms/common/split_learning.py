@@ -48,9 +48,8 @@ START_ADAPTIVE = 80
 
 
 class SplitTraining(JointAlgorithm):
-    """The shared pipeline, with cross-entropy on labelled images at the server.
-
-    The base class of the methods.
+    """The base class of the methods: the shared pipeline, with cross-entropy on labelled images at
+    the server.
 
     Args:
         split: Where the network is split: the number of layers with weights at the clients, or the
@@ -128,8 +127,8 @@ class SplitTraining(JointAlgorithm):
         if not any(weight.requires_grad for weight in self.network.bottom.parameters()):
             raise ValueError(
                 f"model.freeze selects every weight before model.split {self.split!r}, so that "
-                "clients have nothing to "
-                "train: freeze fewer layers, or split the network at a later one"
+                "clients have nothing to train: freeze fewer layers, or split the network at a "
+                "later one"
             )
         self.build_head()
         self.teacher = Teacher(self.students())

@@ -232,17 +232,15 @@ def views_of(
     if "auto" in names and not (spec.usual_views and spec.pixels):
         raise ValueError(
             f"data.weak is {weak} and data.strong {strong}, but {spec.name} has no usual views: "
-            "give both, for 8-bit "
-            f"images by name (weak: {', '.join(WEAK[1:])}; strong: {', '.join(STRONG[1:])}), else "
-            "none, GaussianNoise, "
-            "Scaling, TimeMask, FeatureMask, Compose or a function of your own"
+            f"give both, for 8-bit images by name (weak: {', '.join(WEAK[1:])}; strong: "
+            f"{', '.join(STRONG[1:])}), else none, GaussianNoise, Scaling, TimeMask, FeatureMask, "
+            "Compose or a function of your own"
         )
     if (names and not spec.pixels) or (set(names) & set(POOLS) and spec.in_shape[0] not in (1, 3)):
         raise ValueError(
             f"data.weak, data.strong: {', '.join(names)} are views of 8-bit images of 1 or 3 "
-            "channels, and samples are "
-            f"{spec.in_shape}; give none, a shipped view (GaussianNoise, Scaling, TimeMask, "
-            "FeatureMask) or a function"
+            f"channels, and samples are {spec.in_shape}; give none, a shipped view (GaussianNoise, "
+            "Scaling, TimeMask, FeatureMask) or a function"
         )
     moves = not isinstance(strong, str) and weak != "none"
     if per_pixel and (moves or not isinstance(weak, str)):
@@ -288,12 +286,10 @@ def check_view(view: ViewFunction, values: Tensor, key: str) -> None:
     if first.shape != values.shape or not first.is_floating_point() or not first.isfinite().all():
         raise ValueError(
             f"{key}: the view of {tuple(values.shape)} is {tuple(first.shape)} {first.dtype}, or "
-            "not finite; give "
-            "finite floating numbers of the same shape"
+            "not finite; give finite floating numbers of the same shape"
         )
     if not (torch.equal(first, second) and torch.allclose(first[:1], alone, atol=1e-4)):
         raise ValueError(
             f"{key}: the view of a sample depends on more than the sample and its key, such as a "
-            "global generator or "
-            "its batch; draw from the keys, or wrap it in PerSample"
+            "global generator or its batch; draw from the keys, or wrap it in PerSample"
         )

@@ -79,9 +79,8 @@ def color(images: Tensor, parameters: Tensor) -> Tensor:
 
 
 def contrast(images: Tensor, parameters: Tensor) -> Tensor:
-    """Blend with the image's mean grey value, rounded.
-
-    Parameters: the factor (1 changes nothing).
+    """Blend with the image's mean grey value, rounded; the parameter is the factor (1 changes
+    nothing).
     """
     pixels = images.shape[2] * images.shape[3]
     total = _grey(images).sum((2, 3), keepdim=True)

@@ -357,9 +357,8 @@ class RandAugment:
 def _parameter_table(
     rows: Sequence[tuple[Kernel | None, Sequence[float]]], kernel: Kernel
 ) -> Tensor:
-    """Parameters of one kernel by code: ``(codes + 1, p)`` float64.
-
-    Zero where the code has another kernel.
+    """Parameters of one kernel by code: ``(codes + 1, p)`` float64; zero where the code has another
+    kernel.
     """
     width = max(len(parameters) for owner, parameters in rows if owner is kernel)
     table = torch.zeros(len(rows) + 1, width, dtype=torch.float64)

@@ -53,9 +53,8 @@ class _Constant:
 
 
 class Normalize:
-    """Pixels to floating numbers, ``(pixel / 255 - mean) / std`` per channel.
-
-    A view without augmentation.
+    """Pixels to floating numbers, ``(pixel / 255 - mean) / std`` per channel: a view without
+    augmentation.
 
     Args:
         mean: Mean per channel, for pixels scaled to 0..1.
@@ -161,9 +160,8 @@ class Cutout:
 
 
 class View:
-    """Stages on uint8 images, then the normalisation.
-
-    A :data:`lightning_fedssl.data.local_data.ViewFunction`.
+    """Stages on uint8 images, then the normalisation: a
+    :data:`lightning_fedssl.data.local_data.ViewFunction`.
 
     Args:
         stages: In order.

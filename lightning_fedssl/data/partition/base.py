@@ -159,8 +159,7 @@ class Partition:
         except (TypeError, ValueError, IndexError, RuntimeError) as error:
             raise ValueError(
                 f"data.partition: {type(self).__name__}.assign must return for every client the "
-                "positions of its "
-                f"samples in labels, from 0: {error}"
+                f"positions of its samples in labels, from 0: {error}"
             ) from error
 
 
@@ -221,8 +220,7 @@ class Shards(Partition):
         if self.classes_per_client > num_classes or wanted < (capacity > 0).sum():
             raise ValueError(
                 f"data.partition: {wanted} shards (classes_per_client * data.num_clients) cannot "
-                "hold all "
-                f"{num_classes} classes, or classes_per_client is above their number"
+                f"hold all {num_classes} classes, or classes_per_client is above their number"
             )
         counts = even_counts(capacity, min(wanted, len(labels)), generator)
         shards: list[NDArray[Any]] = []
@@ -373,9 +371,8 @@ class FromFile(Partition):
         # With labels at the clients the server may have images besides: ClassSkew's server_images.
         if at_clients if asked.label_location == "server" else at_server and not at_clients:
             raise ValueError(
-                f"data.label_location: {asked.label_location!r}, but {self.path!r} has "
-                f"{at_server} labels at the "
-                f"server and {at_clients} at the clients"
+                f"data.label_location: {asked.label_location!r}, but {self.path!r} has {at_server} "
+                f"labels at the server and {at_clients} at the clients"
             )
         found = at_server if asked.label_location == "server" else at_clients
         if asked.num_labels not in ("all", found):
@@ -587,9 +584,8 @@ def dirichlet_rows(alpha: float, rows: int, size: int, generator: Generator) -> 
 
 
 def _raise_to(floor: int, parts: list[Tensor], generator: Generator) -> None:
-    """Moves drawn images from the largest clients until every client holds ``floor``.
-
-    Changes ``parts``.
+    """Moves drawn images from the largest clients until every client holds ``floor``; ``parts`` is
+    changed in place.
 
     Of equally large clients the first gives.
     """

@@ -18,8 +18,8 @@ from lightning_fedssl.storage.optional import optional
 class FlowerPartitions(Partition):
     """Clients hold what a partitioner of flwr-datasets gives them.
 
-    The partitioner sees a data set of one column, ``label``, and draws from its own seed, so
-    every seed of a run has the same partition for the same pool of images.
+    The partitioner sees a data set of one column, ``label``, and draws from its own seed, so every
+    seed of a run has the same partition for the same pool of images.
 
     Args:
         partitioner: A ``flwr_datasets.partitioner.Partitioner`` of ``data.num_clients`` partitions

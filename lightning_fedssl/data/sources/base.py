@@ -214,9 +214,8 @@ def number_clients(
     numbers = places(names)
     if unknown := sorted({*tested} - {None, *names}):
         rank_zero_warn(
-            "data.dataset: no training sample has the client "
-            f"{', '.join(map(repr, unknown[:3]))} ({len(unknown)} in all), so its test samples "
-            "belong to no client"
+            f"data.dataset: no training sample has the client {', '.join(map(repr, unknown[:3]))} "
+            f"({len(unknown)} in all), so its test samples belong to no client"
         )
     own, of_test = (torch.tensor([numbers.get(i, -1) for i in p]) for p in (known, tested))
     return own, None if test_ids is None else of_test, tuple(map(str, names))
@@ -280,8 +279,8 @@ def read_csv(path: str | Path, columns: Collection[str], reading: Reading) -> li
     if missing := [*without(dict.fromkeys(columns), head)]:
         raise ValueError(
             f"{key}: {str(path)!r} has no column {', '.join(map(repr, missing))}; there are "
-            f"{listed(head)}, which commas or semicolons must separate; "
-            "label_column and its like name others"
+            f"{listed(head)}, which commas or semicolons must separate; label_column and its like "
+            "name others"
         )
     if double := [name for name, count in Counter(head).items() if name and count > 1]:
         raise ValueError(

@@ -13,9 +13,8 @@ from lightning_fedssl.data.sources.base import DataSource, LoadedData, measure
 
 
 class BreastCancer(DataSource):
-    """scikit-learn's breast-cancer table: 569 rows of 30 features, two classes.
-
-    Nothing to download.
+    """scikit-learn's breast-cancer table: 569 rows of 30 features, two classes; nothing is
+    downloaded.
 
     Of every class, each fifth row in the file's order is a test row, whatever the seed.
     """

@@ -152,8 +152,8 @@ class ImageList(DataSource):
                 (empty if image.label in NO_LABEL else labeled).append(image)
             if any(image.label for image in empty):
                 self.reading.warn(
-                    f"training images without a label ({len(empty)} in all): "
-                    f"{empty[-1].label!r} of {empty[-1].path.name!r}"
+                    f"training images without a label ({len(empty)} in all): {empty[-1].label!r} "
+                    f"of {empty[-1].path.name!r}"
                 )
             unlabeled = [image._replace(label="") for image in empty]
             lists["train"] = labeled
