@@ -15,7 +15,6 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.by_name import below
 from lightning_fedssl.state import load_state
 from lightning_fedssl.storage.files import write_table
-from lightning_fedssl.task import Classification
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -65,7 +64,7 @@ class ClientEvaluation(FederatedCallback):
         Refuse data loaders and tasks whose samples have no single class.
         """
         data = trainer.datamodule
-        if not data.class_names or not isinstance(data.task, Classification):
+        if not data.class_names or "one class" not in data.task.gives:
             raise ValueError(
                 "trainer.callbacks: ClientEvaluation needs one class label for each sample, which "
                 "data loaders do not show and other tasks do not have: leave it out"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.checkpoint import DECLINE, FEWEST
-from lightning_fedssl.task import Classification
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -135,7 +134,7 @@ class CollapseDetector(FederatedCallback):
         if len(trainer.datamodule.validation_labels) < FEWEST:
             metrics = {name: metrics[name] for name in metrics if not name.startswith("val/")}
         # Of pixels and of several labels most may be of one class and right.
-        for symptom in SYMPTOMS if isinstance(trainer.datamodule.task, Classification) else ():
+        for symptom in SYMPTOMS if "one class" in trainer.datamodule.task.gives else ():
             if symptom.share in metrics and metrics.get(symptom.number, FEWEST) >= FEWEST:
                 self._judge(trainer, symptom, metrics)
         if "client/mask_rate" in metrics:

@@ -17,7 +17,6 @@ from lightning_fedssl.callbacks.simple_classifiers import (
 )
 from lightning_fedssl.data.datasets import plural
 from lightning_fedssl.functional.by_name import mapped
-from lightning_fedssl.task import Classification
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -101,7 +100,7 @@ class LabelsAlone(FederatedCallback):
                 )
                 return
             trainer.log_metrics({f"bound/{task.monitor}": bound[name]})
-            if not isinstance(task, Classification):
+            if "one class" not in task.gives:
                 found = float(trainer.callback_metrics[name])
                 noun = trainer.datamodule.spec.noun
                 self.lines.append(

@@ -114,7 +114,8 @@ class PseudoLabelQuality(FederatedCallback):
     ) -> None:
         """Compare pseudo-labels with the true labels."""
         trainer.log("client/mask_rate", pseudo.mask.double().mean(), len(pseudo.mask))
-        self._compare(trainer, algorithm, indices, pseudo)
+        if _has_classes(trainer):
+            self._compare(trainer, algorithm, indices, pseudo)
 
     def on_global_model(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
         """Log number and largest class of the confident labels, over the accepted clients of all
@@ -141,7 +142,7 @@ class PseudoLabelQuality(FederatedCallback):
 
     def _compare_sample(self, trainer: Run, algorithm: FederatedAlgorithm, data: LocalData) -> None:
         threshold = getattr(algorithm, "threshold", None)
-        if threshold is None or isinstance(algorithm, JointAlgorithm):
+        if threshold is None or isinstance(algorithm, JointAlgorithm) or not _has_classes(trainer):
             return
         rows = data.permutation(len(data.unlabeled), "labels for diagnostics")
         indices = data.unlabeled[rows[: max(1, SAMPLE // len(trainer.cohort))]]
@@ -176,6 +177,11 @@ class PseudoLabelQuality(FederatedCallback):
             count = weights.sum()
             value = (right * weights).sum() / count.clamp(min=1)
             trainer.log(f"pseudo_label/{name}", value, count)
+
+
+def _has_classes(trainer: Run) -> bool:
+    """Whether a label is right or wrong: not if it is a number."""
+    return "classes" in trainer.datamodule.task.gives
 
 
 def _table(truth: Tensor, labels: Tensor, mask: Tensor, num_classes: int) -> Tensor:

@@ -41,7 +41,6 @@ from torch.nn import functional as F
 from lightning_fedssl.algorithms import FixMatch
 from lightning_fedssl.algorithms.semifl import mixup
 from lightning_fedssl.functional.by_name import call_apart
-from lightning_fedssl.task import ONE_CLASS
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.local_data import LocalData
@@ -68,7 +67,7 @@ class PiModel(FixMatch):
             images are trained on, whatever the threshold.
     """
 
-    tasks = ONE_CLASS
+    needs = "one class"
 
     def __init__(self, unlabeled_weight: float = 10.0, **kwargs: Any) -> None:
         super().__init__(unlabeled_weight=unlabeled_weight, **kwargs)

@@ -53,7 +53,7 @@ from lightning_fedssl.state import Batch, ClientStore, ClientUpdate, ServerState
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.storage.named_value import arguments_of, made
 from lightning_fedssl.storage.other_names import NamesKeys
-from lightning_fedssl.task import ONE_CLASS, Classification, Task
+from lightning_fedssl.task import Classification, Need, Task
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -116,7 +116,7 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
         task: What is predicted; taken from the data.
 
     Attributes:
-        tasks: What the method can predict; a trainer refuses data of another task.
+        needs: What the method needs of a task; a trainer refuses data whose task does not give it.
         task: What is predicted, with its losses and labels; a trainer takes it from the data.
         current_round: The present round of the run.
         federation: What the method may ask of the run; a trainer sets it.
@@ -149,7 +149,7 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
     """
 
     local_modules: ClassVar[frozenset[str]] = frozenset()
-    tasks: ClassVar[tuple[type[Task], ...]] = ONE_CLASS
+    needs: Need = "one class"
     labels_at: Place | None = None
     needs_unlabeled: bool = False
     uses_class_shares: bool = False
@@ -331,7 +331,7 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
         if self.init_head != "random":
             batches = map(data.plain, data.labeled.split(data.chunk))
             labels = data.labels if self.init_head == "labels" else None
-            fits = labels is None or isinstance(self.task, Classification)
+            fits = labels is None or "one class" in self.task.gives
             remedy = "logistic regression needs one class a sample; give random or zero"
             require(fits, "init_head", self.init_head, remedy)
             start_head(self.network, self.num_classes or 1, batches, labels)

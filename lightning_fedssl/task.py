@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,16 @@ from torch.nn import functional as F
 
 from lightning_fedssl.functional.losses import kl_divergence
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32, pseudo_label
+
+Need = Literal["loss", "confidence", "classes", "one class"]
+"""What a method needs of a task: a loss; labels with a confidence; labels that are classes, with
+probabilities; one class for each sample."""
+
+_FUNCTIONS: dict[Need, tuple[str, ...]] = {
+    "confidence": ("label",),
+    "classes": ("hard", "true_probability", "frequency", "divergences"),
+}
+"""What a task defines beside its loss to give more than that."""
 
 __all__ = ["Classification", "MultiLabel", "Regression", "Segmentation", "Task"]
 
@@ -33,6 +43,10 @@ class Task(ABC):
         metrics: The metrics that are always logged. The first one chooses the best round.
         larger_is_better: Whether a larger value of the first metric is better.
         is_share: Whether the first metric is a share from 0 to 1, which tables show in per cent.
+        gives: What it has for methods: ``loss``; ``confidence``, if it defines :meth:`label`;
+            ``classes``, if every label is a class, and it defines :meth:`hard`,
+            :meth:`true_probability`, :meth:`frequency` and :meth:`divergences`; ``one class``, if
+            every sample has one.
         fewest_classes: The smallest number of classes, or of outputs.
         outputs: What a network's outputs are, for those who read an exported model.
         per_pixel: Whether every pixel has a target. Then weak views move an image and its target
@@ -40,11 +54,22 @@ class Task(ABC):
     """
 
     metrics: ClassVar[Sequence[str]]
+    gives: ClassVar[Sequence[Need]] = ("loss",)
     larger_is_better: ClassVar[bool] = True
     is_share: ClassVar[bool] = True
     fewest_classes: ClassVar[int] = 1
     per_pixel: ClassVar[bool] = False
     outputs: ClassVar[str] = "logits; a softmax over the classes gives their probabilities"
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        for need in cls.gives:
+            for name in _FUNCTIONS.get(need, ()):
+                if getattr(cls, name) is getattr(Task, name):
+                    raise TypeError(
+                        f"{cls.__name__}.gives has {need!r}, and {cls.__name__} does not define "
+                        f"{name}: define it, or leave {need!r} out of gives"
+                    )
 
     @property
     def monitor(self) -> str:
@@ -189,7 +214,7 @@ class Task(ABC):
 
     def confident_targets(self, pseudo: PseudoLabels) -> Tensor:
         """Labels as targets, missing where they are not confident."""
-        return torch.where(pseudo.mask, pseudo.labels, -1)
+        return torch.where(pseudo.mask, pseudo.labels, self.missing(1, pseudo.labels))
 
     def has_confident(self, pseudo: PseudoLabels) -> Tensor:
         """Whether a sample has a confident entry: ``(n,)`` bool."""
@@ -206,6 +231,7 @@ class _Softmax(Task):
     """
 
     fewest_classes = 2
+    gives: ClassVar[Sequence[Need]] = ("loss", "confidence", "classes")
 
     def __init__(
         self,
@@ -339,6 +365,7 @@ class Classification(_Softmax):
     """
 
     metrics = ("accuracy", "largest_class_share")
+    gives = ("loss", "confidence", "classes", "one class")
 
     def checked(self, targets: Tensor, num_classes: int, who: str, least: int = 0) -> Tensor:
         """See the base class."""
@@ -422,6 +449,7 @@ class MultiLabel(Task):
     """
 
     metrics = ("average_precision", "f1")
+    gives = ("loss", "confidence", "classes")
     outputs = "logits; the sigmoid of each is the probability of its class"
 
     def checked(self, targets: Tensor, num_classes: int, who: str, least: int = 0) -> Tensor:
@@ -495,7 +523,8 @@ class MultiLabel(Task):
 class Regression(Task):
     """Numbers for each sample: targets ``(N, outputs)`` float32, NaN for unknown; squared error.
 
-    There is no confidence, so no pseudo-label: only methods without one can train.
+    There is no confidence, so no pseudo-label: only methods without one can train. A subclass that
+    predicts how uncertain it is gives one.
 
     Args:
         mean: Subtracted from the targets before training; predictions are in the data's unit. One
@@ -571,7 +600,7 @@ class Regression(Task):
 
     def missing(self, count: int, like: Tensor) -> Tensor:
         """See the base class."""
-        return torch.full((count, *like.shape[1:]), torch.nan)
+        return torch.full((count, *like.shape[1:]), torch.nan, device=like.device)
 
     def known(self, targets: Tensor) -> Tensor:
         """See the base class."""
@@ -617,15 +646,6 @@ class Regression(Task):
 
 _LARGE = 10
 """Targets of a regression are large from this multiple of its ``std`` on."""
-
-ONE_CLASS: tuple[type[Task], ...] = (Classification,)
-"""The tasks of a method that needs one class for each sample."""
-
-CONFIDENT: tuple[type[Task], ...] = (Classification, MultiLabel, Segmentation)
-"""The tasks of a method that needs confident labels."""
-
-ANY_TASK: tuple[type[Task], ...] = (*CONFIDENT, Regression)
-"""The tasks of a method that needs a loss only."""
 
 
 def _numbers(name: str, values: object) -> list[float]:

@@ -379,7 +379,7 @@ def trained(method: type[FederatedAlgorithm], task: Task, trainer: dict[str, Any
 @pytest.mark.parametrize("task", [MultiLabel(), Segmentation(), Regression()], ids=lambda task: type(task).__name__)
 @pytest.mark.parametrize("method", [FedAvg, Supervised, FixMatch, UDA, SemiFL, FL2, FedRGD, MeanTeacher])
 def test_methods_train_on_other_tasks(method: type[FederatedAlgorithm], task: Task) -> None:
-    if not isinstance(task, method.tasks):
+    if method.needs not in task.gives:
         with pytest.raises(
             ValueError, match=rf"data\.task: {method.__name__} cannot train on Regression; .*Supervised \(server\)"
         ):
@@ -389,6 +389,43 @@ def test_methods_train_on_other_tasks(method: type[FederatedAlgorithm], task: Ta
     values = run.callback_metrics
     assert {f"val/{name}" for name in ("loss", *task.metrics[:2])} <= values.keys()
     assert all(math.isfinite(float(value)) for value in values.values())
+
+
+class Uncertain(Regression):
+    """Numbers of which the network predicts the variance, too: mean and log-variance of each."""
+
+    gives = ("loss", "confidence")
+
+    def output_shape(self, num_classes: int, in_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (2 * num_classes,)
+
+    def entry_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        mean, log_variance = outputs.chunk(2, dim=1)
+        return 0.5 * (log_variance + (mean - targets.nan_to_num()).square() / log_variance.exp()) * self.known(targets)
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        return super().probabilities(outputs.chunk(2, dim=1)[0])
+
+    def label(self, outputs: Tensor, threshold: float, *, soft: bool = False) -> PseudoLabels:
+        mean, log_variance = outputs.chunk(2, dim=1)
+        confidence = torch.sigmoid(1 - log_variance)
+        return PseudoLabels(mean, confidence, confidence >= threshold)
+
+
+@pytest.mark.parametrize("method", [FixMatch, SemiFL])
+def test_numbers_with_a_variance_have_pseudo_labels(method: type[FederatedAlgorithm]) -> None:
+    values = trained(method, Uncertain(), threshold=0.5).callback_metrics
+    assert 0 < float(values["client/mask_rate"]) <= 1
+    assert math.isfinite(float(values["test/mae"]))
+    assert not any(name.startswith("pseudo_label/") for name in values)  # a number is not right or wrong
+    with pytest.raises(ValueError, match=r"data\.task: UDA cannot train on Uncertain"):
+        trained(UDA, Uncertain())
+
+
+def test_a_task_defines_what_it_says_that_it_gives() -> None:
+    for gives, missing in {"confidence": "label", "classes": "hard"}.items():
+        with pytest.raises(TypeError, match=f"does not define {missing}"):
+            type("Incomplete", (Regression,), {"gives": ("loss", gives)})
 
 
 def test_a_method_that_has_not_declared_the_task_is_refused() -> None:

@@ -30,7 +30,7 @@ from lightning_fedssl.functional.by_name import below, taken
 from lightning_fedssl.functional.losses import proximal_term
 from lightning_fedssl.interop import FitsLightningModule, federation
 from lightning_fedssl.state import Batch
-from lightning_fedssl.task import ANY_TASK
+from lightning_fedssl.task import Need
 
 
 class FedAvg(ServerPhases):
@@ -50,7 +50,7 @@ class FedAvg(ServerPhases):
         2
     """
 
-    tasks = ANY_TASK
+    needs: Need = "loss"
     labels_at: Place | None = "clients"
 
     def __init__(self, prox_mu: float = 0.0, **kwargs: Any) -> None:

@@ -62,7 +62,6 @@ from lightning_fedssl.functional.losses import added
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_work import LocalWork, labeled_work, side_by_side, unlabeled_work
 from lightning_fedssl.state import Batch, ClientUpdate
-from lightning_fedssl.task import CONFIDENT
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
@@ -99,7 +98,7 @@ class FedRGD(SlotAlgorithm):
             takes.
     """
 
-    tasks = CONFIDENT
+    needs = "confidence"
     no_static_batch_norm = "no statistics are measured for the means of FedRGD's groups"
 
     def __init__(

@@ -50,7 +50,6 @@ from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.schedules import Cosine, Schedule
 from lightning_fedssl.state import Batch
-from lightning_fedssl.task import ONE_CLASS
 
 if TYPE_CHECKING:
     from lightning_fedssl.round import Federation
@@ -76,7 +75,7 @@ class FedSwitch(FixMatch):
     """
 
     no_personal = "sends a teacher, which has all weights"
-    tasks = ONE_CLASS
+    needs = "one class"
     labels_at = "server"
     no_static_batch_norm = checks.HAS_TEACHER
     teacher: Teacher

@@ -46,7 +46,7 @@ from lightning_fedssl.functional.losses import added
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_work import LocalWork, labeled_work, side_by_side, unlabeled_work
 from lightning_fedssl.state import Batch
-from lightning_fedssl.task import CONFIDENT
+from lightning_fedssl.task import Need
 
 
 class FixMatch(FedAvg):
@@ -73,7 +73,7 @@ class FixMatch(FedAvg):
         (0.8, 5)
     """
 
-    tasks = CONFIDENT
+    needs: Need = "confidence"
     labels_at: Place | None = None
     needs_unlabeled = True
     uses_class_shares = True

@@ -48,7 +48,6 @@ from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_flo
 from lightning_fedssl.functional.sharpness import asam_step
 from lightning_fedssl.local_work import LocalWork, labeled_work, unlabeled_work
 from lightning_fedssl.state import Batch, ClientUpdate
-from lightning_fedssl.task import CONFIDENT
 
 if TYPE_CHECKING:
     from lightning_fedssl.round import Federation
@@ -74,7 +73,7 @@ class FL2(GlobalLabels):
             numbers of epochs E, the server's momentum and phase.
     """
 
-    tasks = CONFIDENT
+    needs = "classes"
     soft_labels = True
 
     def __init__(

@@ -32,7 +32,6 @@ from lightning_fedssl.functional.ema import warm_decay
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.state import Batch
-from lightning_fedssl.task import ANY_TASK
 
 
 class MeanTeacher(PairedBatches):
@@ -50,7 +49,7 @@ class MeanTeacher(PairedBatches):
         1
     """
 
-    tasks = ANY_TASK
+    needs = "loss"
     no_static_batch_norm = checks.HAS_TEACHER
     local_modules = frozenset({"teacher"})
 

@@ -42,7 +42,6 @@ from lightning_fedssl.functional.optimizers import half_momentum
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_work import LocalWork, MakeBatch, epochs_of
 from lightning_fedssl.state import Batch, ClientUpdate
-from lightning_fedssl.task import CONFIDENT
 
 _PASS = 250
 """Images per forward pass when a client labels its images."""
@@ -165,7 +164,7 @@ class SemiFL(GlobalLabels):
         False
     """
 
-    tasks = CONFIDENT
+    needs = "confidence"
 
     def __init__(
         self,

@@ -15,7 +15,6 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_work import LocalWork, labeled_work
-from lightning_fedssl.task import ANY_TASK
 
 if TYPE_CHECKING:
     from lightning_fedssl.round import Federation
@@ -42,7 +41,7 @@ class Supervised(FederatedAlgorithm):
 
     not_deployable = no_personal = "trains at the server alone, without clients"
 
-    tasks = ANY_TASK
+    needs = "loss"
     labels_at = "server"
     statistics_of = "server"
     trains_clients = False

@@ -51,6 +51,8 @@ class UDA(FixMatch):
         kwargs: The arguments of :class:`~lightning_fedssl.algorithms.fixmatch.FixMatch`.
     """
 
+    needs = "classes"
+
     def __init__(
         self,
         temperature: float = 0.4,

@@ -40,7 +40,7 @@ from lightning_fedssl.data.sources.reading import Reading
 from lightning_fedssl.data.sources.table import Table
 from lightning_fedssl.models.backbones import Backbone
 from lightning_fedssl.storage.other_names import NamesKeys
-from lightning_fedssl.task import Classification, Regression, Task
+from lightning_fedssl.task import Classification, Task
 
 _HASHED_AT_ONCE = 1024
 """Samples of which bytes are copied at a time."""
@@ -479,7 +479,7 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         )
         if advice := self.task.advice(loaded.train.labels):
             self.reading.warn(advice)
-        if not isinstance(self.task, Regression):
+        if "classes" in self.task.gives:
             classes = self.task.classes_of(loaded.train.labels, self.num_classes)
             self.reading.warn_of_classes(loaded.spec.class_names, classes)
         self.reading.warn_of_names("clients", loaded.spec.client_names)

@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import Callback
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
-from lightning_fedssl.task import Classification, Task
+from lightning_fedssl.task import Task
 
 
 def refuse_undeployable(algorithm: FederatedAlgorithm) -> None:
@@ -30,7 +30,7 @@ def refuse_other_tasks(task: Task) -> None:
     Raises:
         ValueError: With the remedy.
     """
-    if not isinstance(task, Classification):
+    if "one class" not in task.gives:
         raise ValueError(
             f"data.task: nodes hold one class for each sample, no {type(task).__name__}; "
             "simulate it with lightning-fedssl fit"

@@ -335,7 +335,7 @@ def _check_names(names: Sequence[str], task: Task) -> None:
             f"trainer.metrics: there is no metric {unknown[0]!r}; give a list of "
             f"{', '.join(known)}, or of metrics' classes"
         )
-    if names and not isinstance(task, Classification):
+    if names and "one class" not in task.gives:
         raise ValueError(
             f"trainer.metrics: {names[0]} is for Classification, and data.task is "
             f"{type(task).__name__}; give a metric of torchmetrics by its class"

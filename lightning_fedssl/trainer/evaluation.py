@@ -21,7 +21,6 @@ from lightning_fedssl.metrics.rounds import MetricCollector, Metrics
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import load_state
 from lightning_fedssl.storage import run_folder
-from lightning_fedssl.task import Classification
 from lightning_fedssl.trainer import checkpointing
 
 _log = logging.getLogger(__name__)
@@ -132,7 +131,7 @@ def predict(trainer: Run) -> tuple[Tensor, str | None]:
         path = path.with_suffix("")
         run_folder.write_masks(predictions.argmax(dim=1), path, files)
     else:
-        one_class = isinstance(trainer.datamodule.task, Classification)
+        one_class = "one class" in trainer.datamodule.task.gives
         run_folder.write_predictions(predictions, path, classes, files, one_class)
     count = plural(len(predictions), trainer.datamodule.spec.noun)
     _log.info("predictions of %s: %s", count, path)

@@ -31,7 +31,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule, require_federa
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ServerState
-from lightning_fedssl.task import Classification, Task
+from lightning_fedssl.task import Task
 from lightning_fedssl.trainer import callback_list
 from lightning_fedssl.updates.rule import UpdateRule
 
@@ -124,13 +124,13 @@ def refuse_other_task(algorithm: FederatedAlgorithm, task: Task) -> None:
     Raises:
         ValueError: Names methods that can.
     """
-    if isinstance(task, algorithm.tasks):
+    if algorithm.needs in task.gives:
         return
     methods = (getattr(algorithms, name) for name in algorithms.__all__)
     able = [
         f"--model {m.__name__} ({m.labels_at or 'server or clients'})"
         for m in methods
-        if issubclass(type(task), getattr(m, "tasks", ()))
+        if m.needs in task.gives
     ]
     raise ValueError(
         f"data.task: {type(algorithm).__name__} cannot train on {type(task).__name__}; "
@@ -254,7 +254,7 @@ def choose_callbacks(
         RunReport(),
         Dashboard(),
     ]
-    one_class = isinstance(algorithm.task, Classification) and trainer.datamodule.class_names
+    one_class = "one class" in algorithm.task.gives and trainer.datamodule.class_names
     if algorithm.personal and one_class:
         defaults.append(ClientEvaluation())
     if trainer.system is not None:

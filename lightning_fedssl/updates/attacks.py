@@ -21,7 +21,6 @@ from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.by_name import only, paired
 from lightning_fedssl.run import Run
-from lightning_fedssl.task import Classification
 from lightning_fedssl.updates.aggregators import require_a_mean
 from lightning_fedssl.updates.rule import Arrival, UpdateRule
 
@@ -164,7 +163,7 @@ class PseudoLabelPoison(Attack):
 
     def check_data(self, data: FederatedDataModule) -> None:
         """The samples are images, with one class each."""
-        if not isinstance(data.task, Classification):
+        if "one class" not in data.task.gives:
             raise ValueError(
                 "trainer.updates: PseudoLabelPoison gives samples other classes, which data.task "
                 "has not; SignFlip attacks every task"

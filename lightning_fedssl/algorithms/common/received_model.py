@@ -13,7 +13,6 @@ from lightning_fedssl.algorithms.fixmatch import FixMatch
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_work import LocalWork, labeled_work, side_by_side, unlabeled_work
 from lightning_fedssl.models.teacher import Teacher
-from lightning_fedssl.task import ONE_CLASS
 
 
 class ReceivedModelLabels(FixMatch):
@@ -30,7 +29,7 @@ class ReceivedModelLabels(FixMatch):
         kwargs: The arguments of :class:`~lightning_fedssl.algorithms.fixmatch.FixMatch`.
     """
 
-    tasks = ONE_CLASS
+    needs = "one class"
     labels_at = "clients"
     local_modules = frozenset({"received"})
 

@@ -22,7 +22,6 @@ from lightning_fedssl.data.sources.base import (
 )
 from lightning_fedssl.data.sources.reading import NO_LABEL
 from lightning_fedssl.functional.by_name import taken
-from lightning_fedssl.task import Classification
 
 _READ_TWICE = 100
 """Samples of each data set that are read a second time, to refuse random transforms."""
@@ -134,7 +133,7 @@ class Datasets(DataSource):
             part: self.task.checked(y, len(names), f"data.dataset: {part}", -1)
             for part, y in labels.items()
         }
-        if not self.class_names and isinstance(self.task, Classification):
+        if not self.class_names and "one class" in self.task.gives:
             self.reading.warn_of_classes(names, numbers["train"])
         clients, test_clients, client_names = number_clients(self._training_ids(), self.ids["test"])
         if clients is not None and self.ids["train"] is None:  # the server's samples are no one's
