@@ -127,8 +127,7 @@ def rows() -> list[str]:
         trainer.prepare(cli.model, cli.datamodule, "fit")
         if not cli.model.trains_clients:
             continue
-        with cli.model.scalars.redirected(lambda *scalar: None):
-            found_uploads = uploads(trainer)
+        found_uploads = uploads(trainer)
         sent = [upload.what for upload in found_uploads if not upload.what.startswith("in a deployment")]
         sums = "no" if why_not_a_mean(cli.model) else "yes"
         found[type(cli.model).__name__] = f"| {type(cli.model).__name__} | {'; '.join(sent)} | {sums} |"

@@ -43,7 +43,7 @@ from lightning_fedssl.functional.frozen import personal_names
 from lightning_fedssl.functional.optimizers import sgd
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32
 from lightning_fedssl.local_work import LocalWork, labeled_work
-from lightning_fedssl.metrics.rounds import Scalars
+from lightning_fedssl.metrics.rounds import Logged
 from lightning_fedssl.models import NetworkFactory, StaticBatchNorm2d, build_network
 from lightning_fedssl.models.head import start_head
 from lightning_fedssl.models.pretrained import load_weights
@@ -120,7 +120,7 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
         task: What is predicted, with its losses and labels; a trainer takes it from the data.
         current_round: The present round of the run.
         federation: What the method may ask of the run; a trainer sets it.
-        scalars: Where :meth:`log` sends its scalars.
+        logged: What :meth:`log` was called with, until the run adds it to the scalars of the round.
         server: The state of the server: the global model, and what a method stores there.
         clients: The persistent states of the clients.
         network: The network, once ``configure_model`` has built it.
@@ -240,7 +240,7 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
         self.num_classes = num_classes
         self.in_shape = in_shape
         self.clients = ClientStore()
-        self.scalars = Scalars()
+        self.logged: list[Logged] = []
         self.current_round = Round()
         self.step_factors: Sequence[float] = ()
         # The data that the model was trained on; see trainer/checkpointing.py.
@@ -545,16 +545,16 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
         The weight is ``batch_size``, or 1 if it is left out. A value of weight 0, such as a mean
         over no image, does not count.
         """
-        if self.scalars.receiver is None:
-            super().log(name, value, *args, **kwargs)
-            return
         if isinstance(value, Tensor) and value.numel() != 1:
             raise ValueError(
                 f"{type(self).__name__}.log: the value of {name} is a tensor of shape "
                 f"{tuple(value.shape)}: log one number, such as its mean"
             )
+        if isinstance(value, Tensor):
+            value = value.detach().clone()  # the method may go on to change it in place
         weight = kwargs.get("batch_size")
-        self.scalars.receiver(name, value, 1 if weight is None else weight)
+        client = self.clients.staging
+        self.logged.append(Logged(name, value, 1 if weight is None else weight, client))
 
     def uploaded_buffers(self) -> list[str]:
         """Names of the floating buffers that clients upload for the average: none of static or

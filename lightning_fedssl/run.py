@@ -22,9 +22,8 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
-from lightning_fedssl.functional.by_name import below
 from lightning_fedssl.local_training import ClientsAtOnce, LocalTraining
-from lightning_fedssl.metrics.rounds import Counter, MetricCollector, Metrics, as_tensors
+from lightning_fedssl.metrics.rounds import Metrics, Scalars
 from lightning_fedssl.round import Round
 from lightning_fedssl.state import Direction
 from lightning_fedssl.storage.run_folder import RunFolder
@@ -62,15 +61,10 @@ class Run(ABC):
             client was trained.
         step_work: With ``system``, what a step of each client of this rank computes, in plain
             steps.
-        total_bytes: Bytes that clients received and sent in all rounds.
         should_stop: Whether the run ends after this round; a callback may set it, on any rank. A
             callback that sets it in ``on_fit_start`` or ``on_train_start`` of a run that resumes
             ends that run at once.
         stopped_by: The number of the signal that has ended the run after a round; 0 for none.
-        callback_metrics: The last value of every scalar, by name.
-        metric_values: The last value of every evaluation metric, by name, such as the matrix
-            ``val/confusion_matrix``.
-        metric_rounds: The round of the model that ``val`` and ``test`` have evaluated last.
         predict_shares: How frequent the classes are among the images of ``predict``, if known.
         predictions: Class probabilities of the last ``predict``, ``(test images, classes)``.
         predictions_file: The file that they were written to.
@@ -79,8 +73,7 @@ class Run(ABC):
         client_optimizer: The optimizer of the clients' steps.
         server_optimizer: The optimizer of the server's steps.
         local_training: Trains the clients of a round.
-        collector: The weighted means of this round.
-        counter: The sums of this round.
+        scalars: What the round collects, and the last value of every scalar.
     """
 
     max_rounds: int
@@ -112,20 +105,16 @@ class Run(ABC):
     client_optimizer: Optimizer
     server_optimizer: Optimizer
     local_training: LocalTraining
-    collector: MetricCollector
-    counter: Counter
+    scalars: Scalars
 
     def reset(self) -> None:
         """Set what callbacks can read to what it is before the first round."""
         self.round = Round()
         self.participation: Mapping[int, Outcome] = {}
         self.step_work: dict[int, float] = {}
-        self.total_bytes = 0.0
+        self.scalars.reset()
         self.should_stop = False
         self.stopped_by = 0
-        self.callback_metrics: dict[str, Tensor] = {}
-        self.metric_values: dict[str, Tensor] = {}
-        self.metric_rounds: dict[str, int] = {}
         self.predictions: Tensor | None = None
         self.predictions_file: str | None = None
 
@@ -134,19 +123,6 @@ class Run(ABC):
     def enter(self, new: Round) -> None:
         """Make a round the present one."""
         self.round = self.algorithm.current_round = new
-
-    def count_bytes(self, counts: Mapping[str, float]) -> Metrics:
-        """Add the bytes among the sums of a round, or of the test, to those of the run.
-
-        Args:
-            counts: The sums, by name.
-
-        Returns:
-            The bytes, by name.
-        """
-        sent = below("communication/", counts)
-        self.total_bytes += sum(sent.values())
-        return sent
 
     def took_part(self, outcomes: Mapping[int, Outcome]) -> None:
         """Publish what became of the clients of the round."""
@@ -167,20 +143,6 @@ class Run(ABC):
         self.state.status = TrainerStatus.INTERRUPTED
         self.stopped_by = number
 
-    def restore(
-        self, metrics: Mapping[str, float], metric_rounds: dict[str, int], total_bytes: float
-    ) -> None:
-        """Continue the scalars of a checkpoint.
-
-        Args:
-            metrics: The last value of each.
-            metric_rounds: The rounds that have been evaluated last.
-            total_bytes: Bytes that clients have received and sent.
-        """
-        self.callback_metrics = as_tensors(metrics)
-        self.metric_rounds = metric_rounds
-        self.total_bytes = total_bytes
-
     # What callbacks and the parts of the trainer may do.
 
     def call(self, hook: str, *arguments: Any) -> None:
@@ -198,7 +160,7 @@ class Run(ABC):
             value: A number, or a tensor without dimensions.
             weight: The weight of the value.
         """
-        self.collector.update(name, value, weight, self.algorithm.clients.staging)
+        self.scalars.log(name, value, weight, self.algorithm.clients.staging)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order, on every rank; every rank must call it."""
@@ -232,17 +194,39 @@ class Run(ABC):
             direction: ``down`` to the client or ``up`` to the server.
             sizes: Bytes of each tensor by its name.
         """
-        self.counter.add(BYTES[direction], sum(sizes.values()))
+        self.scalars.count(BYTES[direction], sum(sizes.values()))
         self.call("on_transfer", client, direction, sizes)
 
     def log_metrics(self, metrics: Metrics) -> None:
         """Give the scalars of a round or an evaluation to the loggers and to
         ``callback_metrics``.
         """
-        self.callback_metrics.update(as_tensors(metrics))
-        evaluated = {"val", "test"} & {name.partition("/")[0] for name in metrics}
-        self.metric_rounds |= dict.fromkeys(sorted(evaluated), self.round_index)
+        self.scalars.publish(metrics, self.round_index)
         self.folder.log_metrics(metrics, self.round_index)
+
+    # Scalars.
+
+    @property
+    def callback_metrics(self) -> dict[str, Tensor]:
+        """The last value of every scalar, by name."""
+        return self.scalars.last
+
+    @property
+    def metric_values(self) -> dict[str, Tensor]:
+        """The last value of every evaluation metric, by name, such as the matrix
+        ``val/confusion_matrix``.
+        """
+        return self.scalars.metrics
+
+    @property
+    def metric_rounds(self) -> dict[str, int]:
+        """The round of the model that ``val`` and ``test`` have evaluated last."""
+        return self.scalars.rounds
+
+    @property
+    def total_bytes(self) -> float:
+        """Bytes that clients received and sent in all rounds."""
+        return self.scalars.total_bytes
 
     # What follows from the keys and the round.
 

@@ -22,6 +22,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import JointAlgorithm
 from lightning_fedssl.callback import FederatedCallback, at_least
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.local_training.sequential import recording
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -343,7 +344,7 @@ def full_gradient(
     )
     algorithm.train()
     with (
-        algorithm.scalars.redirected(lambda name, value, weight: None),
+        recording(algorithm, []),  # what the steps log here is not of the round
         torch.random.fork_rng([device] if device.type == "cuda" else []),
     ):
         torch.manual_seed(sampling.derive_key(data.seed, "diversity", data.round, data.party))

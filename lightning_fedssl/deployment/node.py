@@ -47,7 +47,7 @@ from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.local_training import LocalTrainingObserver, sequential
 from lightning_fedssl.local_work import LocalWork
-from lightning_fedssl.metrics.rounds import MetricCollector
+from lightning_fedssl.metrics.rounds import Logged, MetricCollector
 from lightning_fedssl.round import Round
 from lightning_fedssl.state import ClientStore, load_state, named_payload
 from lightning_fedssl.trainer import setup
@@ -101,9 +101,9 @@ class PartOfDataSet:
 class _Received(LocalTrainingObserver):
     """What the local trainer asks of a server, and reports to it; all of it for one client."""
 
-    def __init__(self, state: State, collector: MetricCollector) -> None:
+    def __init__(self, state: State, logged: list[Logged]) -> None:
         self.state = state
-        self.collector = collector
+        self.logged = logged
 
     def broadcast(self, client: int) -> State:
         """What the client has received."""
@@ -124,7 +124,7 @@ class _Received(LocalTrainingObserver):
     ) -> None:
         """Log the share of confident pseudo-labels, which only the client knows."""
         if work.pseudo_labels is not None and len(mask := work.pseudo_labels.mask):
-            self.collector.update("client/mask_rate", mask.double().mean(), len(mask))
+            self.logged.append(Logged("client/mask_rate", mask.double().mean(), len(mask)))
 
 
 class Node:
@@ -241,15 +241,17 @@ class Node:
             algorithm.on_result(client, fabric.to_device(result))
         model = without(received, result_names)
         self._begin_round(number, model)
-        collector = MetricCollector()
-        seen = _Received(fabric.to_device(model), collector)
+        algorithm.logged.clear()
+        seen = _Received(fabric.to_device(model), algorithm.logged)
         max_steps = 1 if self.trainer.fast_dev_run else None
         phase = sequential.ClientPhase(
             algorithm, self.optimizer, fabric, seen, max_steps, server=seen
         )
         updates = sequential.train_clients(phase, [data])
-        with algorithm.scalars.redirected(collector.update):
-            update = next(iter(updates), None)
+        update = next(iter(updates), None)
+        collector = MetricCollector()
+        for name, value, weight, _ in algorithm.logged:
+            collector.update(name, value, weight)
         for rule in self.trainer.updates:
             update = update and rule.at_node(update, algorithm.server.model())
         algorithm.clients.commit(client)

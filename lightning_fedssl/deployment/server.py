@@ -258,7 +258,7 @@ class DeployedFederation(SimulatedFederation):
     def train_clients(self) -> Iterator[ClientUpdate]:
         """Let the nodes train the cohort; the updates are yielded in the order of the cohort."""
         self.trainer.call("on_client_phase_start")
-        self.trainer.counter.add("client/trained", 0.0)
+        self.trainer.scalars.count("client/trained", 0.0)
         return self.accepted(self._train_at_nodes(self.start_clients()))
 
     def reached(self, clients: Sequence[int]) -> Sequence[int]:
@@ -301,7 +301,7 @@ class DeployedFederation(SimulatedFederation):
                     )
 
     def _train_at_nodes(self, clients: Sequence[int]) -> Iterator[ClientUpdate]:
-        counter = self.trainer.counter
+        count = self.trainer.scalars.count
         orders = {}
         for client in self.reached(clients):
             tensors, values = self._message(client)
@@ -312,7 +312,7 @@ class DeployedFederation(SimulatedFederation):
         answered = answers.keys() - failed
         if len(answered) < self.min_clients:
             answered = set()
-        counter.add("client/absent", len(clients) - len(answered))
+        count("client/absent", len(clients) - len(answered))
         for client in clients:
             if client not in answered:
                 _log.warning(
@@ -328,8 +328,8 @@ class DeployedFederation(SimulatedFederation):
                 self.client_judged(client, f"sent a message that cannot be used: {error}")
                 continue
             if update is not None:
-                counter.add("client/trained", 1.0)
-                counter.add("client/images", float(update.num_samples))
+                count("client/trained", 1.0)
+                count("client/images", float(update.num_samples))
                 yield update
 
     def _order(self, client: int, batch_size: int = 0) -> dict[str, Any]:

@@ -298,20 +298,22 @@ class Loop:
 
 @contextmanager
 def recording(algorithm: FederatedAlgorithm, values: Values) -> Iterator[None]:
-    """Collect what the algorithm logs.
+    """Take what the algorithm logs inside back from the scalars of the round: a step returns it.
 
     Args:
         algorithm: The algorithm.
         values: Receives the values, each with its name and weight.
     """
-
-    def record(name: str, value: Any, weight: float) -> None:
-        if not isinstance(value, Tensor):
-            value = torch.tensor(float(value), dtype=torch.float64)
-        values.append((value, name, weight))
-
-    with algorithm.scalars.redirected(record):
+    logged = algorithm.logged
+    before = len(logged)
+    try:
         yield
+    finally:
+        for name, value, weight, _ in logged[before:]:
+            if not isinstance(value, Tensor):
+                value = torch.tensor(float(value), dtype=torch.float64)
+            values.append((value, name, weight))
+        del logged[before:]
 
 
 def may_record(algorithm: FederatedAlgorithm, optimizer: Optimizer) -> bool:

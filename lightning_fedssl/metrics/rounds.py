@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_fedssl.functional.by_name import mapped, places
+from lightning_fedssl.functional.by_name import below, mapped, places
 from lightning_fedssl.functional.device_copies import copy_to_cpu
 
 Metrics = dict[str, float]
@@ -20,8 +19,21 @@ Gather = Callable[[Any], list[Any]]
 """Gives every rank's value, in rank order, on every rank."""
 
 
-Receiver = Callable[[str, Any, float], None]
-"""Takes the name of a scalar, a value and its weight."""
+class Logged(NamedTuple):
+    """A value that a method or a callback has logged.
+
+    Attributes:
+        name: The scalar.
+        value: A number, or a tensor without dimensions.
+        weight: Its weight in the mean of the round.
+        client: The client that it belongs to, if any.
+    """
+
+    name: str
+    value: Any
+    weight: float | Tensor = 1.0
+    client: int | None = None
+
 
 _Entry = tuple[str, Tensor, "float | Tensor"]
 """A scalar's name, one value of it, and the weight of the value."""
@@ -181,27 +193,6 @@ def _detached(value: Any) -> Tensor:
     return torch.tensor(float(value), dtype=torch.float64)
 
 
-class Scalars:
-    """Where the scalars go that a method logs: to the receiver of the innermost :meth:`redirected`.
-
-    Args:
-        receiver: Gets the name, the value and the weight of each; None for nobody.
-    """
-
-    def __init__(self, receiver: Receiver | None = None) -> None:
-        self.receiver = receiver
-
-    @contextmanager
-    def redirected(self, receiver: Receiver) -> Iterator[None]:
-        """Inside the context all scalars go to this receiver."""
-        outer = self.receiver
-        self.receiver = receiver
-        try:
-            yield
-        finally:
-            self.receiver = outer
-
-
 class Counter:
     """Sums of a round, such as bytes, over all ranks."""
 
@@ -230,3 +221,137 @@ def totals_of(counts: Sequence[Metrics]) -> Metrics:
         for name, amount in part.items():
             totals.add(name, amount)
     return dict(sorted(totals.take().items()))
+
+
+class Scalars:
+    """The scalars of a run: what the present round collects, and the last value of each.
+
+    Attributes:
+        logged: What was logged and is not yet added, in the order in which it was logged; the
+            method's ``algorithm.logged``.
+        last: The last value of every scalar, by name.
+        metrics: The last value of every evaluation metric, by name, such as the matrix
+            ``val/confusion_matrix``.
+        rounds: The round of the model that ``val`` and ``test`` have evaluated last.
+        total_bytes: Bytes that clients received and sent in all rounds.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+        self.begin([])
+
+    def reset(self) -> None:
+        """Forget the values of an earlier run."""
+        self.last: dict[str, Tensor] = {}
+        self.metrics: dict[str, Tensor] = {}
+        self.rounds: dict[str, int] = {}
+        self.total_bytes = 0.0
+
+    def begin(self, logged: list[Logged], ranks: int = 1) -> None:
+        """Begin a command, with nothing collected.
+
+        Args:
+            logged: The list that the method of the command logs to.
+            ranks: Number of ranks.
+        """
+        logged.clear()
+        self.logged = logged
+        self._means = MetricCollector(ranks)
+        self._sums = Counter()
+
+    # Of the present round.
+
+    def log(self, name: str, value: Any, weight: float | Tensor, client: int | None) -> None:
+        """Add a value to the weighted mean of a scalar; see :meth:`MetricCollector.update`."""
+        self.add_logged()
+        self._means.update(name, value, weight, client)
+
+    def count(self, name: str, amount: float) -> None:
+        """Add to a sum of the round over all ranks, such as bytes."""
+        self._sums.add(name, amount)
+
+    def accept(self, client: int) -> None:
+        """Count what a client has logged: its update is accepted, or it skips the round."""
+        self.add_logged()
+        self._means.commit(client)
+
+    def reject(self, client: int) -> None:
+        """Drop what a client has logged."""
+        self.add_logged()
+        self._means.discard(client)
+
+    def weight(self, name: str) -> float:
+        """The weight of a mean so far, on this rank."""
+        self.add_logged()
+        return self._means.weight(name)
+
+    def end_round(
+        self, gather: Gather, order: Sequence[int], seconds: float
+    ) -> tuple[Metrics, Metrics]:
+        """The scalars of the round over all ranks, and the bytes among them.
+
+        Args:
+            gather: Gives every rank's value.
+            order: See :func:`means_of`.
+            seconds: The duration of the round on this rank.
+        """
+        self.add_logged()
+        parts = gather((self._means.take(), self._sums.take(), seconds))
+        shares, sums, durations = zip(*parts, strict=True)
+        counts = totals_of(sums)
+        metrics = means_of(shares, order) | counts
+        sent = self._add_bytes(counts)
+        if self.total_bytes:
+            metrics["communication/total_bytes"] = self.total_bytes
+        metrics["time/round_s"] = max(durations)
+        return metrics, sent
+
+    def bytes_of_test(self, gather: Gather, before: Metrics | None) -> Metrics:
+        """The scalars of communication with what clients sent and received for the test.
+
+        Empty if they did not.
+
+        They do if statistics of static batch norm are measured on the clients' images, and a
+        callback has ended the run after a round that had no evaluation. The bytes are added to
+        those of the last round, whose row has the test.
+
+        Args:
+            gather: Gives every rank's value.
+            before: The bytes of the last round of this command; None if it had none.
+        """
+        sent = self._add_bytes(totals_of(gather(self._sums.take())))
+        if not any(sent.values()):
+            return {}
+        whole = {"communication/total_bytes": self.total_bytes}
+        if before is None:
+            return whole
+        return whole | {name: before.get(name, 0.0) + size for name, size in sent.items() if size}
+
+    def _add_bytes(self, counts: Metrics) -> Metrics:
+        sent = below("communication/", counts)
+        self.total_bytes += sum(sent.values())
+        return sent
+
+    def add_logged(self) -> None:
+        """Add what was logged to the means of the round."""
+        for entry in self.logged:
+            self._means.update(*entry)
+        self.logged.clear()
+
+    # Of the run.
+
+    def publish(self, metrics: Metrics, round_index: int) -> None:
+        """Make values the last ones: those of a round or of an evaluation."""
+        self.last.update(as_tensors(metrics))
+        for name in metrics:
+            part = name.partition("/")[0]
+            if part in ("val", "test"):
+                self.rounds[part] = round_index
+
+    def restore(
+        self, metrics: Mapping[str, float], rounds: dict[str, int], total_bytes: float
+    ) -> None:
+        """Continue the scalars of a checkpoint: ``last``, ``rounds`` and ``total_bytes``."""
+        self.last = as_tensors(metrics)
+        self.rounds = rounds
+        self.total_bytes = total_bytes

@@ -398,7 +398,7 @@ def resume(trainer: Run, path: Path) -> int:
     metrics = loaded["metrics"]
     kept = without(metrics, below(_OF_END, metrics))
     evaluated = without(loaded["model"]["metric_rounds"], ["test"])
-    trainer.restore(kept, evaluated, loaded["total_bytes"])
+    trainer.scalars.restore(kept, evaluated, loaded["total_bytes"])
     return int(loaded["round"])
 
 

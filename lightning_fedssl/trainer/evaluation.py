@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -84,6 +83,7 @@ def evaluate(trainer: Run, stage: Literal["validate", "test"]) -> Metrics:
     _load_evaluated_model(trainer)
     step = algorithm.validation_step if stage == "validate" else algorithm.test_step
     collector = MetricCollector(ranks)
+    trainer.scalars.add_logged()  # what follows is of the evaluation
     devices: list[int] | None = [] if trainer.fabric.device.type == "cpu" else None
     with torch.no_grad(), trainer.fabric.autocast(), torch.random.fork_rng(devices):
         key = sampling.derive_key(trainer.seed, stage, trainer.round_index)
@@ -91,13 +91,15 @@ def evaluate(trainer: Run, stage: Literal["validate", "test"]) -> Metrics:
         for index, batch in enumerate(_batches(trainer, stage)):
             # In the order of the data, in which the batches' values are added.
             number = index * ranks + trainer.global_rank
-            with algorithm.scalars.redirected(partial(collector.update, client=number)):
-                logits = step(batch, index)
+            logits = step(batch, index)
+            for name, value, weight, _ in algorithm.logged:
+                collector.update(name, value, weight, number)
+            algorithm.logged.clear()
             collector.commit(number)
             if logits is not None:
                 scores.update(logits, batch[1])
     values = prefixed(f"{prefix}/", scores.compute(trainer.gather))
-    trainer.metric_values.update(values)
+    trainer.scalars.metrics.update(values)
     metrics = scalars(values) | collector.compute(trainer.gather)
     trainer.call("on_evaluation_end", metrics)
     return metrics

@@ -120,7 +120,7 @@ class SimulatedFederation(Federation):
         self._server_phases += 1
         work = algorithm.on_server_start(data).limited(trainer.max_steps)
         if trainer.is_global_zero:  # every rank takes the same steps
-            trainer.counter.add("server/steps", float(work.num_steps))
+            trainer.scalars.count("server/steps", float(work.num_steps))
         if work.num_steps:
             if not algorithm.keep_server_optimizer:
                 load_optimizer_state(optimizer, {})
@@ -321,14 +321,14 @@ class SimulatedFederation(Federation):
         if reason is None:
             self.participation.outcomes[client] = "finished"
             clients.commit(client)
-            trainer.collector.commit(client)
+            trainer.scalars.accept(client)
         else:
             self.participation.outcomes[client] = "rejected"
             self.participation.reasons[client] = reason
             clients.discard(client)
-            trainer.collector.discard(client)
+            trainer.scalars.reject(client)
             if is_own:
-                trainer.counter.add("client/refused", 1)
+                trainer.scalars.count("client/refused", 1)
         if is_own:
             trainer.call("on_client_judged", client, reason is None)
 
@@ -354,11 +354,11 @@ class SimulatedFederation(Federation):
         images = work.num_samples if work.num_steps else 0
         counts = {"trained": work.num_steps > 0, "images": images, "steps": work.num_steps}
         for name, number in counts.items():
-            trainer.counter.add(f"client/{name}", float(number))
+            trainer.scalars.count(f"client/{name}", float(number))
         trainer.call("on_client_start", data, work)
         if not work.num_steps:
             self.participation.outcomes[data.party] = "skipped"
-            trainer.collector.commit(data.party)
+            trainer.scalars.accept(data.party)
 
     def images_labeled(self, indices: Tensor, pseudo: PseudoLabels) -> None:
         """Images of a client received pseudo-labels at a step.
@@ -459,9 +459,9 @@ class Participation:
         if trainer.faults.availability is not None and outcomes:
             found = list(outcomes.values())
             if trainer.is_global_zero:
-                trainer.counter.add("client/selected", len(found))
+                trainer.scalars.count("client/selected", len(found))
                 for name in ("finished", "dropped"):
-                    trainer.counter.add(f"client/{name}", found.count(name))
+                    trainer.scalars.count(f"client/{name}", found.count(name))
             if "finished" not in found:
                 _log.warning(
                     "round %d: none of the %d selected clients took part (%s): no update is "

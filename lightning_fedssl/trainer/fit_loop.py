@@ -19,7 +19,7 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.distributed.signals import StopRequest
 from lightning_fedssl.functional.averaging import is_finite
 from lightning_fedssl.interop.lightning_names import WRITERS
-from lightning_fedssl.metrics.rounds import Metrics, means_of, totals_of
+from lightning_fedssl.metrics.rounds import Metrics
 from lightning_fedssl.round import Round
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import set_learning_rate
@@ -85,7 +85,7 @@ def fit(trainer: Run, federation: SimulatedFederation, begins: Callable[[], obje
             )  # so that the saved model has statistics that belong to its weights
         else:
             metrics = evaluation.evaluate(trainer, "test")
-            trainer.log_metrics(metrics | bytes_of_test(trainer, sent))
+            trainer.log_metrics(metrics | trainer.scalars.bytes_of_test(trainer.gather, sent))
         for hook in ("on_train_end", "on_fit_end"):
             trainer.call(hook)
     return metrics
@@ -184,7 +184,11 @@ def run_round(trainer: Run, federation: SimulatedFederation, index: int) -> Metr
     check_server(trainer)
     federation.end_round()
     trainer.call("on_global_model")
-    scalars, sent = round_metrics(trainer, federation, time.perf_counter() - started)
+    if federation.client_seconds:
+        images = trainer.scalars.weight("client/loss")
+        trainer.scalars.count("time/client_samples_per_s", images / federation.client_seconds)
+    seconds = time.perf_counter() - started
+    scalars, sent = trainer.scalars.end_round(trainer.gather, trainer.cohort, seconds)
     metrics = {"lr": lr} | scalars
     due = trainer.datamodule.has_validation and trainer.evaluates_now
     if due:
@@ -245,52 +249,6 @@ def set_learning_rates(
     ]
     for optimizer in optimizers:
         set_learning_rate(optimizer, factor(round_index, max_rounds))
-
-
-def round_metrics(
-    trainer: Run, federation: SimulatedFederation, seconds: float
-) -> tuple[Metrics, Metrics]:
-    """The scalars of a round over all ranks, and the bytes among them.
-
-    Args:
-        trainer: The trainer.
-        federation: Knows how long the clients of this rank trained.
-        seconds: The duration of the round on this rank.
-    """
-    images = trainer.collector.weight("client/loss")
-    if federation.client_seconds:
-        trainer.counter.add("time/client_samples_per_s", images / federation.client_seconds)
-    parts = trainer.gather((trainer.collector.take(), trainer.counter.take(), seconds))
-    shares, sums, durations = zip(*parts, strict=True)
-    counts = totals_of(sums)
-    metrics = means_of(shares, trainer.cohort) | counts
-    sent = trainer.count_bytes(counts)
-    if trainer.total_bytes:
-        metrics["communication/total_bytes"] = trainer.total_bytes
-    metrics["time/round_s"] = max(durations)
-    return metrics, sent
-
-
-def bytes_of_test(trainer: Run, before: Metrics | None) -> Metrics:
-    """The scalars of communication with what clients sent and received for the test.
-
-    Empty if they did not.
-
-    They do if statistics of static batch norm are measured on the clients' images, and a callback
-    has ended the run after a round that had no evaluation. The bytes are added to those of the last
-    round, whose row has the test.
-
-    Args:
-        trainer: The run.
-        before: The bytes of the last round of this command; None if it had none.
-    """
-    sent = trainer.count_bytes(totals_of(trainer.gather(trainer.counter.take())))
-    if not any(sent.values()):
-        return {}
-    whole = {"communication/total_bytes": trainer.total_bytes}
-    if before is None:
-        return whole
-    return whole | {name: before.get(name, 0.0) + size for name, size in sent.items() if size}
 
 
 def check_server(trainer: Run) -> None:

@@ -30,7 +30,7 @@ from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.interop.lightning_names import LightningNames
 from lightning_fedssl.local_training import ClientsAtOnce, LocalTraining, stack_size
 from lightning_fedssl.metrics.evaluation import EvaluationMetrics, MetricFactory, MetricName
-from lightning_fedssl.metrics.rounds import Counter, MetricCollector, Metrics
+from lightning_fedssl.metrics.rounds import Metrics, Scalars
 from lightning_fedssl.round import Round
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ServerState, frozen_state, load_state
@@ -64,16 +64,11 @@ _STATES: dict[str, tuple[TrainerFn, RunningStage]] = {
 }
 
 
-_REPORTED = (
-    "total_bytes",
-    "stopped_by",
-    "predictions",
-    "predictions_file",
-    "callback_metrics",
-    "metric_values",
-    "metric_rounds",
-)
+_REPORTED = ("stopped_by", "predictions", "predictions_file")
 """The attributes that a command sets, and its calling process takes over as they are."""
+
+_VALUES = ("last", "metrics", "rounds", "total_bytes")
+"""Those of its scalars."""
 
 
 class FederatedTrainer(LightningNames, metaclass=NamesKeys):
@@ -210,6 +205,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         self.ckpt_path = None
         self.state = TrainerState()
         self._ranks_exist = False
+        self.scalars = Scalars()
         self.reset()
 
     def _check_settings(self, logger: Any) -> None:
@@ -376,6 +372,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
                 **model.server.personal,
                 **model.server.model(),
             },
+            "scalars": taken(vars(self.scalars), _VALUES),
             "round_index": self.round_index,
             "participation": dict(self.participation),
             "origin": dict(model.origin),
@@ -427,8 +424,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
                 rehearse(datamodule, model, self.metrics, self.dtype)
         watchers = [type(callback).__name__ for callback in self.listeners["on_client_batch_end"]]
         self.local_training = LocalTraining(self.clients_at_once, watchers)
-        self.collector = MetricCollector(self.world_size)
-        self.counter = Counter()
+        self.scalars.begin(model.logged, self.world_size)
 
     def _adopt(
         self,
@@ -452,6 +448,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         model.origin = outcome.pop("origin")
         self.state = TrainerState(TrainerStatus(outcome.pop("status")), *_STATES[stage])
         self.folder.adopt(outcome.pop("log_dir"))
+        vars(self.scalars).update(outcome.pop("scalars"))
         states = outcome.pop("callbacks")
         for callback in self.callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.state_key in states:
@@ -532,7 +529,7 @@ def run_command(
         if stage == "fit":
             setup.warn_of_what_costs(trainer)
         trainer.folder.log_hyperparams(dict(model.hparams))
-        with _closing(trainer, stage), model.scalars.redirected(trainer.log):
+        with _closing(trainer, stage):
             if stage == "fit":
                 metrics = fit_loop.fit(trainer, federation, report.begin)
             else:

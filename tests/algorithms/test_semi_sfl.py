@@ -23,7 +23,6 @@ from lightning_fedssl.data.partition.index_lists import ClientIndices
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.local_training import split_learning
 from lightning_fedssl.local_work import endless_rows
-from lightning_fedssl.metrics.rounds import Scalars
 from lightning_fedssl.models import CNN, SVHNCNN, AlexNet
 from lightning_fedssl.models.teacher import tensors_of  # type: ignore[attr-defined]
 from lightning_fedssl.schedules import Constant
@@ -185,10 +184,9 @@ def hold(data: ToyData, unlabeled: list[torch.Tensor]) -> None:
 
 def test_a_client_s_loss_counts_as_often_as_it_has_seen_images() -> None:
     data = ToyData()
-    algorithm, weights_of_losses = ready(toy_semi_sfl(client_steps=4), data), []
-    algorithm.scalars = Scalars(lambda name, value, weight: weights_of_losses.append((name, weight)))
+    algorithm = ready(toy_semi_sfl(client_steps=4), data)
     jointly(algorithm, data, [2, 0])
-    assert weights_of_losses == [("client/loss", 4 * 5)] * 2
+    assert [(name, weight) for name, _, weight, _ in algorithm.logged] == [("client/loss", 4 * 5)] * 2
 
 
 @pytest.mark.parametrize(
@@ -372,12 +370,12 @@ def test_fedswitch_logs_its_decision() -> None:
     """A mean prediction of one class alone has the divergence log 3 from uniform."""
     data = ToyData()
     algorithm = ready(toy_fedswitch_sl(beta=0.5), data)
-    logged: dict[str, float] = {}
-    algorithm.scalars, algorithm.federation = Scalars(lambda name, value, _: logged.update({name: value})), Hearer()
+    algorithm.federation = Hearer()
     with torch.no_grad():
         algorithm.network.whole.classifier.weight.zero_()
         algorithm.network.whole.classifier.bias.copy_(torch.tensor([200.0, 0, 0]))
     algorithm.on_client_start(data.local_data(0, 1, torch.float64))
+    logged = {name: value for name, value, *_ in algorithm.logged}
     assert logged == {"client/prediction_skew": pytest.approx(math.log(3)), "client/teacher_share": 1}
 
 

@@ -24,7 +24,7 @@ from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.local_training import LocalTraining, sequential, vectorized
 from lightning_fedssl.local_training.sequential import ClientPhase
 from lightning_fedssl.local_work import LocalWork
-from lightning_fedssl.metrics.rounds import MetricCollector, Scalars
+from lightning_fedssl.metrics.rounds import MetricCollector
 from lightning_fedssl.models import CNN, MLP, ResNet9, WideResNet
 from lightning_fedssl.state import ClientUpdate, ServerState
 from tests.toy import SPEC, images_of, toy_round
@@ -131,7 +131,7 @@ class Federation:
     ) -> Result:
         """A round of sequential or stacked training, or as ``training`` chooses."""
         result, log = Result(), MetricCollector()
-        self.algorithm.scalars = Scalars(log.update)
+        self.algorithm.logged.clear()
         phase = self.phase(result, max_steps)
         if training is not None:
             updates = training.train_clients(phase, [clients])
@@ -146,6 +146,8 @@ class Federation:
             result.work.append((update.client, update.num_samples, update.num_steps))
             self.algorithm.clients.commit(update.client)
         result.kept = self.algorithm.clients.state_dict()
+        for name, value, weight, _ in self.algorithm.logged:
+            log.update(name, value, weight)
         result.logs = log.compute(lambda own: [own])
         return result
 

@@ -18,7 +18,6 @@ from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_training.sequential import Loop, add_to_gradients, own_random_stream
 from lightning_fedssl.local_work import LocalWork
-from lightning_fedssl.metrics.rounds import Scalars
 from lightning_fedssl.models import CNN
 from lightning_fedssl.state import Batch, load_optimizer_state
 from tests.local_training.helpers import Federation, clients_of, make
@@ -124,7 +123,6 @@ def test_a_control_variate_is_added_after_clipping(clip: float | None) -> None:
     before, factor = weight.detach().clone(), 100.0
     work = LocalWork(1, 1, lambda step: {"x": torch.ones(1, 1)}, control_variate={name: torch.ones_like(weight)})
     loop = Loop(algorithm, federation.optimizer, federation.fabric)
-    algorithm.scalars = Scalars(lambda *_: None)
     loop.train(work, lambda batch, step: factor * weight.sum(), "client/loss", lambda step: None)
     gradient = factor if clip is None else clip / math.sqrt(weight.numel())
     torch.testing.assert_close(before - weight.detach(), torch.full_like(weight, gradient + 1.0))
