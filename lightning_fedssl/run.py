@@ -124,10 +124,6 @@ class Run(ABC):
         """Make a round the present one."""
         self.round = self.algorithm.current_round = new
 
-    def took_part(self, outcomes: Mapping[int, Outcome]) -> None:
-        """Publish what became of the clients of the round."""
-        self.participation = outcomes
-
     @property
     def training(self) -> bool:
         """Whether the command is ``fit``."""

@@ -46,12 +46,12 @@ from lightning_fedssl.functional.by_name import (
 from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.local_training import LocalTrainingObserver, sequential
+from lightning_fedssl.local_training.moments import measure_moments
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.metrics.rounds import Logged, MetricCollector
 from lightning_fedssl.round import Round
 from lightning_fedssl.state import ClientStore, load_state, named_payload
 from lightning_fedssl.trainer import setup
-from lightning_fedssl.trainer.federation import measure_moments
 from lightning_fedssl.trainer.fit_loop import set_learning_rates
 from lightning_fedssl.trainer.trainer import FederatedTrainer
 

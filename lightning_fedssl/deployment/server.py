@@ -48,11 +48,12 @@ from lightning_fedssl.functional.by_name import (
     without,
 )
 from lightning_fedssl.functional.frozen import trained_weights
+from lightning_fedssl.local_training.moments import measure_moments
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate, named_payload
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.trainer import FederatedTrainer
-from lightning_fedssl.trainer.federation import SimulatedFederation, measure_moments
+from lightning_fedssl.trainer.federation import RunFederation
 from lightning_fedssl.updates.acceptance import check_update
 from lightning_fedssl.updates.privacy import CentralDP
 
@@ -188,7 +189,7 @@ class Nodes:
         return {clients[answer.metadata.reply_to_message_id]: answer for answer in answers}
 
 
-class DeployedFederation(SimulatedFederation):
+class DeployedFederation(RunFederation):
     """A server whose clients train at Flower's nodes.
 
     The rounds are those of the simulation with the same configuration, down to the random numbers.
@@ -197,7 +198,7 @@ class DeployedFederation(SimulatedFederation):
     update that is not finite.
 
     Args:
-        trainer: The trainer.
+        run: The run.
         nodes: Flower's nodes.
         wait_for: Clients that must be connected before the first round.
         min_clients: Clients that must be connected before a later round. If fewer have answered at
@@ -207,21 +208,21 @@ class DeployedFederation(SimulatedFederation):
         ValueError: If the method, a callback or a key of the trainer cannot be deployed.
     """
 
-    def __init__(self, trainer: Run, nodes: Nodes, wait_for: int = 1, min_clients: int = 1) -> None:
-        super().__init__(trainer)
-        refuse_undeployable(trainer.algorithm)
-        refuse_callbacks(trainer.callbacks)
-        if trainer.fabric.world_size > 1:
+    def __init__(self, run: Run, nodes: Nodes, wait_for: int = 1, min_clients: int = 1) -> None:
+        super().__init__(run)
+        refuse_undeployable(run.algorithm)
+        refuse_callbacks(run.callbacks)
+        if run.fabric.world_size > 1:
             raise ValueError(
                 "trainer.devices gives several devices, but a deployment's server uses one: set "
                 "it to 1"
             )
-        if trainer.algorithm.personal and trainer.datamodule.label_location == "server":
+        if run.algorithm.personal and run.datamodule.label_location == "server":
             raise ValueError(
                 "model.personal: in a deployment a client starts with its own first weights, not "
                 "with those that the server has trained: leave it out, or give clients labels"
             )
-        for rule in self._rules:
+        for rule in self.judge.rules:
             rule.on_deployment(min_clients)
         self.nodes = nodes
         self.min_clients = min_clients
@@ -235,10 +236,10 @@ class DeployedFederation(SimulatedFederation):
         self._run_number()  # every checkpoint of a deployment has it, also if no client takes part
         connected = self.nodes.wait_for(self._needed)
         self._needed = self.min_clients
-        if not connected.keys() & set(self.trainer.cohort):
+        if not connected.keys() & set(self.run.cohort):
             _log.warning(
                 "round %d: no client of the cohort is connected: nobody trains in it",
-                self.trainer.round_index,
+                self.run.round_index,
             )
 
     def end_round(self) -> None:
@@ -246,20 +247,24 @@ class DeployedFederation(SimulatedFederation):
 
         Delete results that no client needs any more.
         """
-        algorithm = self.trainer.algorithm
+        algorithm = self.run.algorithm
         extra = algorithm.server.extra
         if isinstance(algorithm, FedSHVR) and (result := algorithm.result_for_clients()):
-            extra[f"{_RESULT}{self.trainer.round_index}"] = copied(result)
-        waiting = set(map(self._accepted_round, range(self.trainer.datamodule.num_clients)))
+            extra[f"{_RESULT}{self.run.round_index}"] = copied(result)
+        waiting = set(map(self._accepted_round, range(self.run.datamodule.num_clients)))
         for name in below(_RESULT, extra):
             if int(name.removeprefix(_RESULT)) not in waiting:
                 del extra[name]
 
     def train_clients(self) -> Iterator[ClientUpdate]:
         """Let the nodes train the cohort; the updates are yielded in the order of the cohort."""
-        self.trainer.call("on_client_phase_start")
-        self.trainer.scalars.count("client/trained", 0.0)
-        return self.accepted(self._train_at_nodes(self.start_clients()))
+        self.run.call("on_client_phase_start")
+        self.run.scalars.count("client/trained", 0.0)
+        return self.judge.accepted(self._train_at_nodes(self.judge.start_clients()))
+
+    def train_jointly(self) -> Iterator[ClientUpdate]:
+        """No client of a deployment trains together with the server."""
+        raise TypeError(f"{type(self.run.algorithm).__name__} cannot train at nodes")
 
     def reached(self, clients: Sequence[int]) -> Sequence[int]:
         """Those whose nodes are connected."""
@@ -272,7 +277,7 @@ class DeployedFederation(SimulatedFederation):
         """Measure the moments of the server here,
         and let the nodes measure those of the clients.
         """
-        trainer, algorithm = self.trainer, self.trainer.algorithm
+        run, algorithm = self.run, self.run.algorithm
         weights = prefixed(FOR_STATISTICS, algorithm.server.parameters)
         orders = {
             party: to_records(weights, self._order(party, batch_size))
@@ -281,11 +286,11 @@ class DeployedFederation(SimulatedFederation):
         }
         answers = self.nodes.ask("moments", orders)
         if not self._moments_of_two:
-            images = torch.zeros((2, *(algorithm.in_shape or ())), dtype=trainer.dtype)
-            self._moments_of_two = local_moments(algorithm, [images.to(trainer.fabric.device)])
+            images = torch.zeros((2, *(algorithm.in_shape or ())), dtype=run.dtype)
+            self._moments_of_two = local_moments(algorithm, [images.to(run.fabric.device)])
         for party in parties:
             if party == sampling.SERVER:
-                yield party, measure_moments(algorithm, trainer.local_data(party), batch_size)
+                yield party, measure_moments(algorithm, run.local_data(party), batch_size)
             elif party in answers:
                 self._held[party] = algorithm.server.version
                 try:
@@ -295,13 +300,13 @@ class DeployedFederation(SimulatedFederation):
                 except MessageError as error:
                     _log.warning(
                         "round %d: client %d: %s; statistics without it",
-                        trainer.round_index,
+                        run.round_index,
                         party,
                         error,
                     )
 
     def _train_at_nodes(self, clients: Sequence[int]) -> Iterator[ClientUpdate]:
-        count = self.trainer.scalars.count
+        count = self.run.scalars.count
         orders = {}
         for client in self.reached(clients):
             tensors, values = self._message(client)
@@ -317,7 +322,7 @@ class DeployedFederation(SimulatedFederation):
             if client not in answered:
                 _log.warning(
                     "round %d goes on without client %d: %s",
-                    self.trainer.round_index,
+                    self.run.round_index,
                     client,
                     shown(failed.get(client, "too few answers")),
                 )
@@ -325,7 +330,7 @@ class DeployedFederation(SimulatedFederation):
             try:
                 update = self._receive(client, answers[client])
             except MessageError as error:
-                self.client_judged(client, f"sent a message that cannot be used: {error}")
+                self.judge.settle(client, f"sent a message that cannot be used: {error}")
                 continue
             if update is not None:
                 count("client/trained", 1.0)
@@ -335,7 +340,7 @@ class DeployedFederation(SimulatedFederation):
     def _order(self, client: int, batch_size: int = 0) -> dict[str, Any]:
         return {
             "run": self._run_number(),
-            "round": self.trainer.round_index,
+            "round": self.run.round_index,
             "accepted": self._accepted_round(client),
             "batch_size": batch_size,
             "holds_weights": False,
@@ -349,9 +354,9 @@ class DeployedFederation(SimulatedFederation):
         them at once, as a further message would cost seconds. What it has received for its moments,
         and what is in the broadcast as the result of its last round, is not sent again.
         """
-        algorithm = self.trainer.algorithm
+        algorithm = self.run.algorithm
         order = self._order(client)
-        broadcast = self._received[client] = algorithm.broadcast(client)
+        broadcast = self.judge.received[client] = algorithm.broadcast(client)
         counted = algorithm.download_sizes(client, broadcast)
         model = {**algorithm.server.model(), **broadcast}
         held = set()
@@ -359,7 +364,7 @@ class DeployedFederation(SimulatedFederation):
             held = broadcast.keys() - counted.keys()
         tensors = without(model, held)
         result = algorithm.server.extra.get(f"{_RESULT}{order['accepted']}", {})
-        new = order["accepted"] < self.trainer.round_index - 1
+        new = order["accepted"] < self.run.round_index - 1
         tensors |= {name: t for name, t in result.items() if new or not name.startswith(LAST_ROUND)}
         return tensors, order | {"holds_weights": bool(held), "result": list(result)}
 
@@ -371,11 +376,11 @@ class DeployedFederation(SimulatedFederation):
         Raises:
             MessageError: Also if the answer is not of this client in this round.
         """
-        scalars = _SCALARS | set(getattr(self.trainer.algorithm, "client_scalars", ()))
+        scalars = _SCALARS | set(getattr(self.run.algorithm, "client_scalars", ()))
         found, tensors, sums = read_answer(answer, ["client", "round", *numbers], expected, scalars)
-        if found[:2] != [client, self.trainer.round_index]:
+        if found[:2] != [client, self.run.round_index]:
             raise MessageError(f"it is of client {found[0]} in round {found[1]}")
-        return found[2:], self.trainer.fabric.to_device(tensors), sums
+        return found[2:], self.run.fabric.to_device(tensors), sums
 
     def _receive(self, client: int, answer: Message) -> ClientUpdate | None:
         """The update of a client, with its state and scalars staged until it is accepted; None if
@@ -384,7 +389,7 @@ class DeployedFederation(SimulatedFederation):
         Raises:
             MessageError: If the message is not what the algorithm expects.
         """
-        algorithm = self.trainer.algorithm
+        algorithm = self.run.algorithm
         trained = only(trained_weights(algorithm), algorithm.server.parameters)
         uploaded = algorithm.uploaded_buffers()
         payload = named_payload(getattr(algorithm, "client_payload", {}))
@@ -402,24 +407,24 @@ class DeployedFederation(SimulatedFederation):
             if reason := check_update(algorithm, update, *self._most(client)):
                 raise MessageError(f"it {reason}")
         with algorithm.clients.stage(client):
-            done = torch.tensor(self.trainer.round_index)
+            done = torch.tensor(self.run.round_index)
             algorithm.clients.put(client, STATE, {"accepted": done})
             for name, (total, weight) in scalars.items():
-                self.trainer.log(name, total / weight, weight)
+                self.run.log(name, total / weight, weight)
             if update is not None:
                 self.transfer(client, "up", algorithm.upload_sizes(update))
-                self.trainer.call("on_client_end", update)
+                self.run.call("on_client_end", update)
         if update is None:
-            self.client_judged(client, None)
+            self.judge.settle(client, None)
         return update
 
     def _most(self, client: int) -> tuple[int, int]:
         """The numbers of images and of steps that a client can have trained on and
         made in a round.
         """
-        algorithm = self.trainer.algorithm
+        algorithm = self.run.algorithm
         images = self._images_of(client)
-        batches = math.ceil(images / self.trainer.datamodule.client_batch_size)
+        batches = math.ceil(images / self.run.datamodule.client_batch_size)
         steps = max(1, batches * math.ceil(algorithm.client_epochs))
         return images, algorithm.hparams.get("client_steps") or steps
 
@@ -432,12 +437,12 @@ class DeployedFederation(SimulatedFederation):
         """The last round whose update of a client was accepted, or which the client skipped; 0 for
         none.
         """
-        kept = self.trainer.algorithm.clients.get(client, STATE)
+        kept = self.run.algorithm.clients.get(client, STATE)
         return int(kept["accepted"]) if kept else 0
 
     def _run_number(self) -> int:
         """A random number of the run, which a resumed run has too."""
-        extra = self.trainer.algorithm.server.extra
+        extra = self.run.algorithm.server.extra
         return int(extra.setdefault(STATE, {"run": torch.tensor(secrets.randbits(62))})["run"])
 
 

@@ -31,7 +31,7 @@ class Logged(NamedTuple):
 
     name: str
     value: Any
-    weight: float | Tensor = 1.0
+    weight: float = 1.0
     client: int | None = None
 
 

@@ -25,12 +25,12 @@ from lightning_fedssl.run import Run
 from lightning_fedssl.state import set_learning_rate
 from lightning_fedssl.trainer import checkpointing, evaluation
 from lightning_fedssl.trainer.callback_list import check_monitors
-from lightning_fedssl.trainer.federation import SimulatedFederation
+from lightning_fedssl.trainer.federation import RunFederation
 
 _log = logging.getLogger(__name__)
 
 
-def fit(trainer: Run, federation: SimulatedFederation, begins: Callable[[], object]) -> Metrics:
+def fit(trainer: Run, federation: RunFederation, begins: Callable[[], object]) -> Metrics:
     """Train until ``max_rounds``, a signal or a callback ends the run.
 
     Then evaluate on the test images.
@@ -124,9 +124,7 @@ def had_ended(trainer: Run) -> bool:
     return ended
 
 
-def ends_now(
-    trainer: Run, federation: SimulatedFederation, stop: StopRequest, is_first: bool
-) -> bool:
+def ends_now(trainer: Run, federation: RunFederation, stop: StopRequest, is_first: bool) -> bool:
     """Whether the run ends after this round: all rounds are done, or a signal or a callback of any
     rank asks for it.
     """
@@ -154,7 +152,7 @@ def ends_now(
     return is_last or number > 0 or asked
 
 
-def run_round(trainer: Run, federation: SimulatedFederation, index: int) -> Metrics:
+def run_round(trainer: Run, federation: RunFederation, index: int) -> Metrics:
     """One round: draw the cohort, let the algorithm train, evaluate if it is due, log.
 
     Args:
@@ -180,13 +178,13 @@ def run_round(trainer: Run, federation: SimulatedFederation, index: int) -> Metr
     trainer.algorithm.on_round_start()
     lr = trainer.client_lr
     trainer.algorithm.round(federation)
-    federation.participation.end_round()
+    federation.judge.end_round()
     check_server(trainer)
     federation.end_round()
     trainer.call("on_global_model")
-    if federation.client_seconds:
+    if federation.judge.client_seconds:
         images = trainer.scalars.weight("client/loss")
-        trainer.scalars.count("time/client_samples_per_s", images / federation.client_seconds)
+        trainer.scalars.count("time/client_samples_per_s", images / federation.judge.client_seconds)
     seconds = time.perf_counter() - started
     scalars, sent = trainer.scalars.end_round(trainer.gather, trainer.cohort, seconds)
     metrics = {"lr": lr} | scalars

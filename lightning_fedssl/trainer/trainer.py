@@ -45,7 +45,7 @@ from lightning_fedssl.trainer import (
     labels_alone,
     setup,
 )
-from lightning_fedssl.trainer.federation import SimulatedFederation
+from lightning_fedssl.trainer.federation import RunFederation, SimulatedFederation
 from lightning_fedssl.trainer.settings import table_row_of
 from lightning_fedssl.updates.acceptance import Quarantine
 from lightning_fedssl.updates.rule import UpdateRule, check_order
@@ -239,7 +239,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         model: FederatedAlgorithm,
         datamodule: FederatedDataModule,
         ckpt_path: CheckpointPath = None,
-        federation: Callable[[Run], SimulatedFederation] = SimulatedFederation,
+        federation: Callable[[Run], RunFederation] = SimulatedFederation,
     ) -> None:
         """Train for ``max_rounds`` rounds, then test the last model.
 
@@ -326,7 +326,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         model: FederatedAlgorithm | None,
         datamodule: FederatedDataModule | None,
         ckpt_path: CheckpointPath,
-        federation: Callable[[Run], SimulatedFederation] = SimulatedFederation,
+        federation: Callable[[Run], RunFederation] = SimulatedFederation,
     ) -> Metrics:
         """Run a command on all ranks, with the last model and data where none are given."""
         model = model or vars(self).get("algorithm")
@@ -502,7 +502,7 @@ def run_command(
     stage: str,
     model: FederatedAlgorithm,
     datamodule: FederatedDataModule,
-    make_federation: Callable[[Run], SimulatedFederation],
+    make_federation: Callable[[Run], RunFederation],
     report: launch.Report,
 ) -> Metrics:
     """Run a command on this rank.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import torch
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import StaticBatchNorm
+from lightning_fedssl.run import Run
+from lightning_fedssl.trainer.federation import SimulatedFederation
+from lightning_fedssl.trainer.judge import Judge
 from tests.toy import forked, toy_trainer, weights
 
 
@@ -31,6 +35,17 @@ class StopAfter(FederatedCallback):
 
     def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
         trainer.should_stop = trainer.round_index == self.last
+
+
+def judged_by(judge: type[Judge]) -> Callable[[Run], SimulatedFederation]:
+    """Makes a simulation in which another judge decides about the updates."""
+
+    def make(run: Run) -> SimulatedFederation:
+        federation = SimulatedFederation(run)
+        federation.judge = judge(run)
+        return federation
+
+    return make
 
 
 def run(tmp_path: Path, ranks: int, make: Any, data: Any, **kwargs: Any) -> tuple[dict[str, torch.Tensor], Any, Any]:

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from lightning_fedssl.state import ClientUpdate
-from lightning_fedssl.trainer.federation import SimulatedFederation
+from lightning_fedssl.trainer.judge import Judge
 from lightning_fedssl.updates import Krum, Median, SignFlip, TrimmedMean
 from lightning_fedssl.updates.aggregators import why_not_a_mean
 from tests.algorithms.helpers import METHODS, toy_rgd, toy_semi_sfl
 from tests.toy import ToyData, assert_same, forked, labeled_clients, toy_fedavg, toy_semifl, toy_trainer, weights
+from tests.trainer.helpers import judged_by
 
 LINE = torch.tensor([[0.0], [1.0], [2.0], [4.0], [100.0]])
 """Four honest clients and one far away."""
@@ -65,13 +66,13 @@ def test_a_cohort_of_which_a_rule_leaves_out_none_is_refused(tmp_path: Path, rul
 
 
 def test_updates_that_are_too_few_for_a_rule_are_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Two(SimulatedFederation):
-        def _judged(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
-            yield from list(super()._judged(updates))[:2]
+    class Two(Judge):
+        def judged(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
+            yield from list(super().judged(updates))[:2]
 
     algorithm = toy_fedavg()
     trainer = toy_trainer(tmp_path, max_rounds=1, updates=[Median()], clients_per_round=3)
-    trainer.fit(algorithm, labeled_clients(), federation=Two)
+    trainer.fit(algorithm, labeled_clients(), federation=judged_by(Two))
     start = toy_fedavg(num_classes=3, in_shape=(1, 8, 8))
     start.configure_model()
     assert all(torch.equal(t, start.state_dict()[name]) for name, t in algorithm.server.parameters.items())
@@ -96,14 +97,14 @@ def test_rules_agree_with_those_of_flower(clients: int) -> None:
 def test_a_median_in_a_run_is_the_median_of_the_updates_that_clients_sent(tmp_path: Path) -> None:
     sent: list[dict[str, torch.Tensor]] = []
 
-    class Watched(SimulatedFederation):
-        def _judged(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
-            for update in super()._judged(updates):
+    class Watched(Judge):
+        def judged(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
+            for update in super().judged(updates):
                 sent.append({**update.to(torch.device("cpu"), copy=True).parameters})
                 yield update
 
     algorithm, trainer = toy_fedavg(), toy_trainer(tmp_path, max_rounds=1, updates=[Median()])
-    trainer.fit(algorithm, labeled_clients(), federation=Watched)
+    trainer.fit(algorithm, labeled_clients(), federation=judged_by(Watched))
     assert len(sent) == 3
     expected = {name: torch.stack([state[name] for state in sent]).median(0).values for name in sent[0]}
     for name, t in expected.items():
@@ -116,11 +117,11 @@ NEED_ONLY_SUMS = {
 }  # fmt: skip
 
 
-class Masked(SimulatedFederation):
+class Masked(Judge):
     """The server gets no single update: pairwise masks, which cancel in the weighted sum, hide each of them."""
 
     def accepted(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
-        cpu, algorithm = torch.device("cpu"), self.trainer.algorithm
+        cpu, algorithm = torch.device("cpu"), self.run.algorithm
         arrived = [update.to(cpu, copy=True) for update in super().accepted(updates)]
         shares = [algorithm.client_weight(update) for update in arrived]
         for i in range(len(arrived) - 1):
@@ -139,9 +140,9 @@ def test_methods_that_need_only_sums_train_from_masked_updates(name: str, tmp_pa
     if name not in NEED_ONLY_SUMS:
         return
     models = []
-    for federation in (SimulatedFederation, Masked):
-        algorithm, trainer = make(), toy_trainer(tmp_path / federation.__name__, precision="64-true", updates=[])
-        trainer.fit(algorithm, data(), federation=federation)
+    for judge in (Judge, Masked):
+        algorithm, trainer = make(), toy_trainer(tmp_path / judge.__name__, precision="64-true", updates=[])
+        trainer.fit(algorithm, data(), federation=judged_by(judge))
         models.append(weights(algorithm))
     for tensor, t in models[0].items():
         torch.testing.assert_close(models[1][tensor], t, rtol=0, atol=1e-6, msg=tensor)
@@ -169,16 +170,16 @@ def test_two_ranks_apply_the_same_rule_to_the_same_updates(ranks: int, tmp_path:
 def test_a_rule_counts_every_update_once(tmp_path: Path) -> None:
     """A client that overstates its number of images has no more influence."""
 
-    class Boastful(SimulatedFederation):
-        def _judged(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
-            for update in super()._judged(updates):
+    class Boastful(Judge):
+        def judged(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
+            for update in super().judged(updates):
                 yield replace(update, num_samples=update.num_samples * (1000 if update.client == 0 else 1))
 
     models = []
-    for federation in (SimulatedFederation, Boastful):
+    for judge in (Judge, Boastful):
         algorithm = toy_fedavg()
-        trainer = toy_trainer(tmp_path / federation.__name__, updates=[TrimmedMean(0.25)], clients_per_round=4)
-        trainer.fit(algorithm, labeled_clients(), federation=federation)
+        trainer = toy_trainer(tmp_path / judge.__name__, updates=[TrimmedMean(0.25)], clients_per_round=4)
+        trainer.fit(algorithm, labeled_clients(), federation=judged_by(judge))
         models.append(weights(algorithm))
     assert_same(*models)
 

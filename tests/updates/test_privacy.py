@@ -31,7 +31,7 @@ from lightning_fedssl.round import Federation
 from lightning_fedssl.state import ClientUpdate, ServerState
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.system import Availability, Faults
-from lightning_fedssl.trainer.federation import SimulatedFederation
+from lightning_fedssl.trainer.judge import Judge
 from lightning_fedssl.updates import CentralDP, Median, Quarantine
 from lightning_fedssl.updates.privacy import secret_normal
 from tests.algorithms.helpers import METHODS, toy_fedmatch, toy_rgd, toy_semi_sfl, toy_shvr, uneven_clients
@@ -48,7 +48,7 @@ from tests.toy import (
     toy_trainer,
 )
 from tests.toy import weights as weights_of
-from tests.trainer.helpers import StopAfter, logged
+from tests.trainer.helpers import StopAfter, judged_by, logged
 
 
 def private(**kwargs: Any) -> CentralDP:
@@ -142,15 +142,15 @@ def test_neighbouring_federations_differ_by_at_most_the_clip(tmp_path: Path) -> 
 
 
 def test_numbers_of_images_and_steps_change_nothing_that_is_published(tmp_path: Path) -> None:
-    class Scrambled(SimulatedFederation):
-        def _judged(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
-            for number, update in enumerate(super()._judged(updates)):
+    class Scrambled(Judge):
+        def judged(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
+            for number, update in enumerate(super().judged(updates)):
                 yield replace(update, num_samples=10**number, num_steps=number + 1)
 
     published = []
-    for federation in (SimulatedFederation, Scrambled):
-        algorithm, trainer = toy_semifl(), trainer_of(tmp_path / federation.__name__)
-        trainer.fit(algorithm, ToyData(), federation=federation)
+    for judge in (Judge, Scrambled):
+        algorithm, trainer = toy_semifl(), trainer_of(tmp_path / judge.__name__)
+        trainer.fit(algorithm, ToyData(), federation=judged_by(judge))
         result = json.loads(Path(trainer.log_dir, "result.json").read_text())
         scalars = {k: v for k, v in result["metrics"].items() if not k.startswith(("client/", "time/"))}
         published.append((weights_of(algorithm), scalars, result["privacy"]))

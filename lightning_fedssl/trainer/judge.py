@@ -1,0 +1,252 @@
+"""Judges the updates of a round: what single updates are checked for, the rules of
+``trainer.updates``, and what follows for the clients.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.averaging import Sizes, State
+from lightning_fedssl.functional.by_name import places, taken
+from lightning_fedssl.run import Run
+from lightning_fedssl.state import ClientUpdate, load_state
+from lightning_fedssl.system import Outcome
+from lightning_fedssl.updates.acceptance import check_update
+from lightning_fedssl.updates.rule import Arrival, UpdateRule
+
+_log = logging.getLogger(__name__)
+
+_PHRASES: dict[Outcome, str] = {
+    "dropped": "dropped out", "rejected": "rejected", "skipped": "without work",
+}  # fmt: skip
+
+
+class Judge:
+    """Judges the updates of the clients, in a simulation and in a deployment.
+
+    An accepted update enters the new model, and with it the client's state and what it has logged;
+    a rejected one leaves nothing.
+
+    Args:
+        run: The run; its callbacks are told of each judgement.
+
+    Attributes:
+        rules: The rules of ``trainer.updates``.
+        outcomes: What became of the clients of the round so far; with several ranks each has those
+            of all once the updates are exchanged.
+        received: By client, the broadcast that it has trained from, until its update is judged.
+        client_seconds: Seconds in which this rank trained the clients of the last round that
+            trained any.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.rules = [rule for rule in run.callbacks if isinstance(rule, UpdateRule)]
+        self.outcomes: dict[int, Outcome] = {}
+        self.received: dict[int, State] = {}
+        self.client_seconds = 0.0
+        self._reasons: dict[int, str] = {}
+        self._own: set[int] = set()
+
+    def start_clients(self) -> list[int]:
+        """Begin a phase of client training; returns the clients of all ranks that do not drop out.
+
+        A client that drops out receives its broadcast and nothing else happens: its persistent
+        state stays as it is.
+        """
+        run = self.run
+        algorithm = run.algorithm
+        algorithm.clients.watch_changes()
+        self.received.clear()
+        self._own.clear()
+        absent = [client for client in run.cohort if run.drops_out(client)]
+        self.outcomes |= dict.fromkeys(absent, "dropped")
+        for client in absent[run.global_rank :: run.world_size]:
+            with algorithm.clients.stage(client):
+                sizes = algorithm.download_sizes(client, algorithm.broadcast(client))
+                run.transfer(client, "down", sizes)
+            algorithm.clients.discard(client)
+        return [client for client in run.cohort if client not in absent]
+
+    def started(self, client: int, received: State) -> None:
+        """A client of this rank has received its broadcast."""
+        self._own.add(client)
+        self.received[client] = received
+
+    def skipped(self, client: int) -> None:
+        """A client of this rank does nothing in this round."""
+        self.outcomes[client] = "skipped"
+        self.run.scalars.accept(client)
+
+    def on_data(self, data: LocalData) -> LocalData:
+        """The data of a client as it trains on them: an attacker may have changed its own."""
+        for rule in self.rules:
+            data = rule.on_data(self.run, data)
+        return data
+
+    def upload_sizes(self, update: ClientUpdate) -> Sizes:
+        """Bytes by name that a client uploads, by the method and the rules."""
+        sizes = self.run.algorithm.upload_sizes(update)
+        for rule in self.rules:
+            sizes = rule.upload_sizes(update, sizes)
+        return sizes
+
+    def accepted(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
+        """The updates of all ranks that enter the new model, in the order of the cohort.
+
+        This is the one place that all updates pass: the rules of ``trainer.updates`` are applied
+        here. With a rule that combines them, it is one update.
+
+        Args:
+            updates: Those of this rank's clients; taking one trains its client.
+        """
+        accepted = self.judged(updates)
+        for rule in self.rules:
+            accepted = rule.combine(self.run, self.run.algorithm, accepted)
+        return accepted
+
+    def judged(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
+        """Those of all ranks that the server accepts.
+
+        An update is judged as soon as it is there. It waits, as a copy on the CPU, if other ranks
+        train, or if a rule holds it.
+        """
+        run = self.run
+        started = time.perf_counter()
+        waits = run.world_size > 1
+        passed = []
+        waiting = list[Arrival]()
+        for update in updates:
+            received = self.received.pop(update.client, {})
+            arrival = self._checked(Arrival(update), received)
+            held = arrival.reason is None and any(rule.holds(arrival) for rule in self.rules)
+            if waits or waiting or held:
+                waiting.append(arrival.copied())
+            else:
+                self.settle(update.client, arrival.reason)
+                if arrival.reason is None:
+                    passed.append(arrival.notes)
+                    yield arrival.update
+        self.client_seconds = time.perf_counter() - started
+        load_state(run.algorithm, run.algorithm.server.personal)
+        for arrival in self._compared(self._exchange(waiting), passed):
+            self.settle(arrival.update.client, arrival.reason)
+            if arrival.reason is None:
+                yield arrival.update.to(run.fabric.device)
+        run.call("on_aggregate")
+
+    def _checked(self, arrival: Arrival, received: State) -> Arrival:
+        """What single updates are rejected for, and what rules make of them.
+
+        Args:
+            arrival: The update as it was sent.
+            received: What its client received; a tensor that it lacks is the server's.
+        """
+        run = self.run
+        algorithm = run.algorithm
+        if reason := check_update(algorithm, arrival.update):
+            return arrival.rejected(reason)
+        received = {**algorithm.server.model(), **received}  # a client may get a model of its own
+        for rule in self.rules:
+            before = arrival.update
+            if arrival.reason is None:
+                arrival = rule.on_update(run, algorithm, arrival, received)
+            if arrival.update is not before and (reason := check_update(algorithm, arrival.update)):
+                return arrival.rejected(reason)
+        return arrival
+
+    def _compared(
+        self, arrivals: list[Arrival], passed: Sequence[Mapping[str, Any]]
+    ) -> list[Arrival]:
+        """The arrivals of a round as rules judge them that look at all; the same on every rank."""
+        for rule in self.rules:
+            valid = [arrival for arrival in arrivals if arrival.reason is None]
+            judged = rule.on_round(self.run, self.run.algorithm, valid, passed)
+            found = {arrival.update.client: arrival for arrival in judged}
+            arrivals = [found.get(arrival.update.client, arrival) for arrival in arrivals]
+        return arrivals
+
+    def _exchange(self, own: list[Arrival]) -> list[Arrival]:
+        """The arrivals of all ranks, in the order of the cohort.
+
+        The other ranks' client states are stored here, too.
+
+        Any rank may train any client next, so every rank has the state of all clients.
+        """
+        if self.run.world_size == 1:
+            return own
+        clients = self.run.algorithm.clients
+        rank = self.run.global_rank
+        staged = {arrival.update.client: clients.staged(arrival.update.client) for arrival in own}
+        parts = self.run.gather((own, staged, clients.changes(), self.outcomes, self._reasons))
+        for _, of_clients, changes, of_rank, why in parts[:rank] + parts[rank + 1 :]:
+            for client, states in of_clients.items():
+                clients.add_staged(client, states)
+            clients.apply(changes)
+            self.outcomes |= of_rank
+            self._reasons |= why
+        place = places(self.run.cohort)
+        everyone = chain.from_iterable(arrivals for arrivals, *_ in parts)
+        return sorted(everyone, key=lambda arrival: place[arrival.update.client])
+
+    def settle(self, client: int, reason: str | None) -> None:
+        """A client's update is accepted (no reason) or rejected.
+
+        Its state and its metrics count only if accepted.
+        """
+        run = self.run
+        is_own = run.world_size == 1 or client in self._own
+        if reason is None:
+            self.outcomes[client] = "finished"
+            run.algorithm.clients.commit(client)
+            run.scalars.accept(client)
+        else:
+            self.outcomes[client] = "rejected"
+            self._reasons[client] = reason
+            run.algorithm.clients.discard(client)
+            run.scalars.reject(client)
+            if is_own:
+                run.scalars.count("client/refused", 1)
+        if is_own:
+            run.call("on_client_judged", client, reason is None)
+
+    def end_round(self) -> None:
+        """Log the outcomes of all ranks' clients, and publish them as ``trainer.participation``."""
+        run = self.run
+        run.participation = taken(self.outcomes, run.cohort)
+        for client, reason in sorted(self._reasons.items()):
+            _log.warning(
+                "round %d: client %d %s; it is left out of the average",
+                run.round_index, client, reason,
+            )  # fmt: skip
+        if run.faults.availability is not None and self.outcomes:
+            found = list(self.outcomes.values())
+            if run.is_global_zero:
+                run.scalars.count("client/selected", len(found))
+                for name in ("finished", "dropped"):
+                    run.scalars.count(f"client/{name}", found.count(name))
+            if "finished" not in found:
+                _log.warning(
+                    "round %d: none of the %d selected clients took part (%s): no update is "
+                    "averaged in this round",
+                    run.round_index, len(found), described(found),
+                )  # fmt: skip
+        self.outcomes = {}
+        self._reasons = {}
+
+
+def described(outcomes: Iterable[Outcome]) -> str:
+    """The clients that did not take part by reason: ``2 dropped out, 1 rejected``.
+
+    Args:
+        outcomes: Of all selected clients of a round.
+    """
+    found = list(outcomes)
+    return ", ".join(
+        f"{found.count(name)} {phrase}" for name, phrase in _PHRASES.items() if name in found
+    )
