@@ -21,7 +21,7 @@ from lightning_fedssl.local_training import LocalTrainingObserver, sequential
 from lightning_fedssl.state import LiveTensors, optimizer_state
 from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.trainer.federation import SimulatedFederation
-from lightning_fedssl.trainer.fit_loop import new_round, set_learning_rates
+from lightning_fedssl.trainer.fit_loop import new_round
 from lightning_fedssl.updates.aggregators import why_not_a_mean
 
 PAGE = Path(__file__).resolve().parent / "privacy.md"
@@ -94,7 +94,7 @@ def _sizes(trainer: FederatedTrainer) -> dict[str, int]:
     clients = enumerate(trainer.datamodule.split.clients)
     kinds = {(len(images.labeled) > 0, len(images.unlabeled) > 0): client for client, images in clients}
     cohort = [*dict.fromkeys([*kinds.values(), *drawn])][: max(len(kinds), len(drawn))]
-    set_learning_rates(algorithm, [trainer.client_optimizer], 1, trainer.max_rounds)
+    algorithm.set_learning_rates([trainer.client_optimizer], 1, trainer.max_rounds)
     trainer.enter(replace(new_round(trainer, 1), cohort=cohort))
     algorithm.on_round_start()
     live, sent = LiveTensors(algorithm), sequential.Sent.of(algorithm)

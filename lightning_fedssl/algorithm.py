@@ -49,7 +49,14 @@ from lightning_fedssl.models.head import start_head
 from lightning_fedssl.models.pretrained import load_weights
 from lightning_fedssl.round import Federation, Round
 from lightning_fedssl.schedules import Constant, Schedule
-from lightning_fedssl.state import Batch, ClientStore, ClientUpdate, ServerState, is_local
+from lightning_fedssl.state import (
+    Batch,
+    ClientStore,
+    ClientUpdate,
+    ServerState,
+    is_local,
+    set_learning_rate,
+)
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.storage.named_value import arguments_of, made
 from lightning_fedssl.storage.other_names import NamesKeys
@@ -408,6 +415,24 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
         the update.
         """
         return update
+
+    def set_learning_rates(
+        self, optimizers: Iterable[Optimizer], round_index: int, max_rounds: int
+    ) -> None:
+        """Set the learning rate of a round, and the factors of its steps if it has any.
+
+        Args:
+            optimizers: Those of clients and server.
+            round_index: The round, from 1.
+            max_rounds: The length of the run in rounds.
+        """
+        factor = self.schedule.checked_factor
+        steps = self.steps_per_round or 0
+        self.step_factors = [
+            factor(round_index + step / steps, max_rounds) for step in range(steps)
+        ]
+        for optimizer in optimizers:
+            set_learning_rate(optimizer, factor(round_index, max_rounds))
 
     # What the server does.
 

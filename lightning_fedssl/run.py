@@ -22,6 +22,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
+from lightning_fedssl.hooks import Hooks
 from lightning_fedssl.local_training import ClientsAtOnce, LocalTraining
 from lightning_fedssl.metrics.rounds import Metrics, Scalars
 from lightning_fedssl.round import Round
@@ -51,8 +52,8 @@ class Run(ABC):
         seed: The seed of every random number of the run.
         algorithm: The algorithm of the command; its module is the working module.
         datamodule: The data and their partition.
-        callbacks: The callbacks of the run, in the order in which they are called.
-        listeners: By the name of each hook, the callbacks that override it.
+        hooks: Calls the callbacks.
+        updates: The rules for the clients' updates.
         ckpt_path: The checkpoint that the command resumes or evaluates; None if there is none.
         round: The present round; before the first it has the index 0, or that of the checkpoint
             that the run resumes.
@@ -97,8 +98,8 @@ class Run(ABC):
     seed: int
     algorithm: FederatedAlgorithm
     datamodule: FederatedDataModule
-    callbacks: list[Callback]
-    listeners: dict[str, list[Callback]]
+    hooks: Hooks
+    updates: list[Any]
     ckpt_path: Path | None
     folder: RunFolder
     state: TrainerState
@@ -124,6 +125,10 @@ class Run(ABC):
         """Make a round the present one."""
         self.round = self.algorithm.current_round = new
 
+    def took_part(self, outcomes: Mapping[int, Outcome]) -> None:
+        """Publish what became of the clients of the round."""
+        self.participation = outcomes
+
     @property
     def training(self) -> bool:
         """Whether the command is ``fit``."""
@@ -140,11 +145,6 @@ class Run(ABC):
         self.stopped_by = number
 
     # What callbacks and the parts of the trainer may do.
-
-    def call(self, hook: str, *arguments: Any) -> None:
-        """Call a hook of the callbacks that override it; see :meth:`notify`."""
-        for callback in self.listeners[hook]:
-            self.notify(callback, hook, *arguments)
 
     def log(self, name: str, value: Any, weight: float | Tensor = 1.0) -> None:
         """Add a value to the round's weighted mean of a scalar, over all ranks.
@@ -172,7 +172,17 @@ class Run(ABC):
         Args:
             index: The round.
         """
+        for rule in self.updates:
+            if (drawn := rule.draw_cohort(self, index)) is not None:
+                return list(drawn)
         return sampling.cohort(self.seed, index, self.datamodule.num_clients, self.cohort_size)
+
+    def describe_privacy(self) -> dict[str, Any] | None:
+        """What the run guarantees so far; None without differential privacy."""
+        for rule in self.updates:
+            if found := rule.describe():
+                return dict(found)
+        return None
 
     def drops_out(self, client: int) -> bool:
         """Whether a client, selected or not, cannot send anything in this round."""
@@ -191,7 +201,7 @@ class Run(ABC):
             sizes: Bytes of each tensor by its name.
         """
         self.scalars.count(BYTES[direction], sum(sizes.values()))
-        self.call("on_transfer", client, direction, sizes)
+        self.hooks.call("on_transfer", client, direction, sizes)
 
     def log_metrics(self, metrics: Metrics) -> None:
         """Give the scalars of a round or an evaluation to the loggers and to
@@ -199,6 +209,11 @@ class Run(ABC):
         """
         self.scalars.publish(metrics, self.round_index)
         self.folder.log_metrics(metrics, self.round_index)
+
+    @property
+    def callbacks(self) -> list[Callback]:
+        """The callbacks of the run, in the order in which they are called."""
+        return self.hooks.callbacks
 
     # Scalars.
 
@@ -319,18 +334,6 @@ class Run(ABC):
     def table_row(self) -> dict[str, str | float | bool]:
         """The settings of trainer, data and model by their keys, flattened:
         ``model.optimizer.lr``.
-        """
-
-    @abstractmethod
-    def describe_privacy(self) -> dict[str, Any] | None:
-        """What the run guarantees so far; None without differential privacy."""
-
-    @abstractmethod
-    def notify(self, callback: Callback, hook: str, *arguments: Any) -> None:
-        """Call a hook of one callback.
-
-        Its first two arguments are the trainer and the algorithm; Lightning's own callbacks get the
-        user's LightningModule where the algorithm trains one.
         """
 
     @abstractmethod

@@ -29,9 +29,9 @@ COLLECTIONS = ("models", "data", "callbacks", "algorithms")
 
 ORDER = [
     "version", "functional", "task", "schedules", "sampling", "storage", "report", "metrics", "distributed", "system",
-    "models", "state", "round", "data", "local_work", "algorithm", "export", "local_training", "run", "callback",
-    "comparison", "callbacks", "interop", "algorithms", "updates", "trainer", "deployment", "cli", "__init__",
-    "__main__",
+    "models", "state", "round", "data", "local_work", "algorithm", "export", "local_training", "hooks", "run",
+    "callback", "comparison", "callbacks", "interop", "algorithms", "updates", "trainer", "deployment", "cli",
+    "__init__", "__main__",
 ]  # fmt: skip
 """The parts of the package: modules and folders of its root. Each imports only from those before it."""
 

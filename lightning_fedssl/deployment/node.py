@@ -52,7 +52,6 @@ from lightning_fedssl.metrics.rounds import Logged, MetricCollector
 from lightning_fedssl.round import Round
 from lightning_fedssl.state import ClientStore, load_state, named_payload
 from lightning_fedssl.trainer import setup
-from lightning_fedssl.trainer.fit_loop import set_learning_rates
 from lightning_fedssl.trainer.trainer import FederatedTrainer
 
 _log = logging.getLogger(__name__)
@@ -168,7 +167,7 @@ class Node:
         self.shares = shares
         if not algorithm.freeze_patterns and not algorithm.personal_patterns:
             algorithm.init_from = None  # all weights come from the server
-        setup.prepare_model(trainer, algorithm, datamodule)
+        setup.prepare_model(algorithm, datamodule, trainer.fabric, trainer.channels_last)
         weights = [*trained_weights(algorithm).values()]
         self.optimizer = build_optimizer(algorithm.optimizer_factory, weights, "model.optimizer")
 
@@ -279,7 +278,7 @@ class Node:
         server = algorithm.server
         max_rounds = self.trainer.max_rounds
         server.update(only(model, server.parameters), only(model, server.buffers))
-        set_learning_rates(algorithm, [self.optimizer], round_index, max_rounds)
+        algorithm.set_learning_rates([self.optimizer], round_index, max_rounds)
         algorithm.current_round = Round(
             round_index,
             max_rounds,

@@ -258,7 +258,7 @@ class DeployedFederation(RunFederation):
 
     def train_clients(self) -> Iterator[ClientUpdate]:
         """Let the nodes train the cohort; the updates are yielded in the order of the cohort."""
-        self.run.call("on_client_phase_start")
+        self.run.hooks.call("on_client_phase_start")
         self.run.scalars.count("client/trained", 0.0)
         return self.judge.accepted(self._train_at_nodes(self.judge.start_clients()))
 
@@ -413,7 +413,7 @@ class DeployedFederation(RunFederation):
                 self.run.log(name, total / weight, weight)
             if update is not None:
                 self.transfer(client, "up", algorithm.upload_sizes(update))
-                self.run.call("on_client_end", update)
+                self.run.hooks.call("on_client_end", update)
         if update is None:
             self.judge.settle(client, None)
         return update

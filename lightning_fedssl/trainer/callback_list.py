@@ -24,6 +24,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint
+from lightning_fedssl.hooks import hooks_of, overrides
 from lightning_fedssl.interop.lightning_names import WRITERS
 from lightning_fedssl.updates.rule import UpdateRule
 
@@ -172,26 +173,12 @@ def _check_hooks(callback: Callback) -> None:
                 f"trainer.callbacks: {mine} has a method {name}, and there is no hook of that "
                 f"name{hint}"
             )
-        if name not in LIGHTNING_HOOKS and hasattr(Callback, name) and overrides(callback, name):
+        if (
+            name not in LIGHTNING_HOOKS
+            and hasattr(Callback, name)
+            and overrides(callback, name, base)
+        ):
             _log.warning("callback %s overrides %s, which a federated run never calls", mine, name)
-
-
-def hooks_of(kind: type) -> list[str]:
-    """The names of the hooks that a class of callbacks has."""
-    return [name for name in dir(kind) if name.startswith("on_")]
-
-
-def overrides(callback: Callback, hook: str) -> bool:
-    """Whether a callback overrides a hook, in its class or on the instance.
-
-    It need not be a FederatedCallback.
-
-    Raises:
-        AttributeError: If there is no hook of that name.
-    """
-    no_ops = {getattr(FederatedCallback, hook), getattr(Callback, hook, None)}
-    method = getattr(callback, hook, None)
-    return method is not None and getattr(method, "__func__", method) not in no_ops
 
 
 def choose(*groups: Iterable[Callback]) -> list[Callback]:

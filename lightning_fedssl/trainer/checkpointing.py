@@ -15,13 +15,16 @@ import lightning
 from lightning.pytorch import Callback
 
 from lightning_fedssl import export
+from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callbacks import FederatedCheckpoint
+from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.export import describe_model
 from lightning_fedssl.export.description import Description, describe_data
 from lightning_fedssl.functional.by_name import below, mapped, only, prefixed, without
 from lightning_fedssl.metrics.rounds import Metrics
 from lightning_fedssl.round import Round
 from lightning_fedssl.run import Run
+from lightning_fedssl.schedules import Schedule
 from lightning_fedssl.state import frozen_state, load_optimizer_state, load_state, optimizer_state
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.storage.files import lock_folder
@@ -258,17 +261,19 @@ def load_model(trainer: Run, path: Path) -> checkpoint_file.Checkpoint:
     return loaded
 
 
-def load_personal(trainer: Run, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
+def load_personal(
+    algorithm: FederatedAlgorithm, loaded: checkpoint_file.Checkpoint, path: Path
+) -> None:
     """Load the weights that clients keep for themselves, for evaluation; say if some are missing.
 
     Args:
-        trainer: The trainer.
+        algorithm: The method.
         loaded: What :func:`load_model` has returned.
         path: Its file.
     """
-    if trainer.algorithm.server.personal:
-        _read_states(trainer, loaded, path, needed=False)
-        trainer.algorithm.clients.load_state_dict(loaded["federation"]["clients"])
+    if algorithm.server.personal:
+        _read_states(loaded, path, needed=False)
+        algorithm.clients.load_state_dict(loaded["federation"]["clients"])
 
 
 _OF_END = ("test/", "bound/")
@@ -277,40 +282,41 @@ _OF_END = ("test/", "bound/")
 _OF_SAMPLES = ("task", "class_names", "input", "normalization", "target_normalization")
 
 
-def origin_of(trainer: Run) -> dict[str, Any]:
+def origin_of(seed: int, data: FederatedDataModule) -> dict[str, Any]:
     """The data that a run trains on, under the keys that a checkpoint has for them."""
-    data = trainer.datamodule
-    return {"seed": trainer.seed, "partition": data.split.hash, "model": describe_data(data)}
+    return {"seed": seed, "partition": data.split.hash, "model": describe_data(data)}
 
 
 def check_same_samples(
-    trainer: Run,
+    data: FederatedDataModule,
     origin: Mapping[str, Any],
     path: Path | None,
+    allow_changed: bool,
     names: Sequence[str] = _OF_SAMPLES,
 ) -> None:
     """Refuse a model of other classes, of another kind of samples, or of samples that were
     normalised otherwise.
 
     Args:
-        trainer: The trainer.
+        data: The data.
         origin: The content of the checkpoint, or what :func:`origin_of` gave when the model was
             trained.
         path: The checkpoint; None for a model that was trained in this process.
+        allow_changed: Only warn of what differs.
         names: What to compare.
 
     Raises:
-        ValueError: Naming what differs by more than rounding; not with ``trainer.allow_changed``.
+        ValueError: Naming what differs by more than rounding.
     """
     saved = origin.get("model", {})
-    now = describe_data(trainer.datamodule)
+    now = describe_data(data)
     changed = [name for name in names if name in saved and not _same(saved[name], now[name])]
     if not changed:
         return
     name = changed[0]
     found = f"{name.replace('_', ' ')} {saved[name]}, but these data have {now[name]}"
     problem = f"{path or 'the model'} was trained on data with the {found}"
-    if trainer.allow_changed:
+    if allow_changed:
         _log.warning("%s", problem)
         return
     raise ValueError(
@@ -343,11 +349,14 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def check_same_data(trainer: Run, origin: Mapping[str, Any], path: Path | None) -> None:
+def check_same_data(
+    seed: int, data: FederatedDataModule, origin: Mapping[str, Any], path: Path | None
+) -> None:
     """Refuse a model of another seed or partition: it may have trained on what is held out here.
 
     Args:
-        trainer: The trainer.
+        seed: The seed of the command.
+        data: The data.
         origin: See :func:`check_same_samples`.
         path: See :func:`check_same_samples`.
 
@@ -355,12 +364,12 @@ def check_same_data(trainer: Run, origin: Mapping[str, Any], path: Path | None) 
         ValueError: Naming the key that differs.
     """
     who = path or "the model"
-    if origin["seed"] != trainer.seed:
+    if origin["seed"] != seed:
         raise ValueError(
-            f"seed_everything is {trainer.seed}, but {who} is of a run with {origin['seed']}: "
+            f"seed_everything is {seed}, but {who} is of a run with {origin['seed']}: "
             "give that seed"
         )
-    if origin["partition"] != trainer.datamodule.split.hash:
+    if origin["partition"] != data.split.hash:
         raise ValueError(
             f"{_key(path)}{who} was made on another partition of the data; {_remedy(path)}"
         )
@@ -378,16 +387,17 @@ def resume(trainer: Run, path: Path) -> int:
             other data.
     """
     loaded = load_model(trainer, path)
-    check_same_samples(trainer, loaded, path, _OF_SAMPLES[:2])
-    check_same_data(trainer, loaded, path)
+    data, allowed = trainer.datamodule, trainer.allow_changed
+    check_same_samples(data, loaded, path, allowed, _OF_SAMPLES[:2])
+    check_same_data(trainer.seed, data, loaded, path)
     _check_settings(
         trainer, loaded, path
     )  # before the normalisation, which changes with the samples
-    check_same_samples(trainer, loaded, path, _OF_SAMPLES[2:])
-    _warn_of_a_stretched_schedule(trainer, loaded)
-    _read_states(trainer, loaded, path)
+    check_same_samples(data, loaded, path, allowed, _OF_SAMPLES[2:])
+    _warn_of_a_stretched_schedule(trainer.algorithm.schedule, trainer.max_rounds, loaded)
+    _read_states(loaded, path, needed=not allowed)
     state = loaded["federation"]
-    if not trainer.allow_changed:
+    if not allowed:
         _check_shapes(state, path)
     if state["server_optimizer"]:
         with _loading("server_optimizer", path):
@@ -446,10 +456,10 @@ def _check_settings(trainer: Run, loaded: checkpoint_file.Checkpoint, path: Path
     )
 
 
-def _warn_of_a_stretched_schedule(trainer: Run, loaded: checkpoint_file.Checkpoint) -> None:
+def _warn_of_a_stretched_schedule(
+    schedule: Schedule, now: int, loaded: checkpoint_file.Checkpoint
+) -> None:
     """Say that a longer run has other learning rates than the checkpoint's run planned."""
-    schedule = trainer.algorithm.schedule
-    now = trainer.max_rounds
     before = loaded.get("max_rounds", now)
     planned, found = (schedule.checked_factor(loaded["round"] + 1, r) for r in (before, now))
     if planned != found:
@@ -476,11 +486,9 @@ def _check_shapes(state: checkpoint_file.Checkpoint, path: Path) -> None:
                 )
 
 
-def _read_states(
-    trainer: Run, loaded: checkpoint_file.Checkpoint, path: Path, needed: bool = True
-) -> None:
-    """Read the states of optimizers and clients; go on without those that are not there if that is
-    allowed, or they are not needed.
+def _read_states(loaded: checkpoint_file.Checkpoint, path: Path, needed: bool) -> None:
+    """Read the states of optimizers and clients; go on without those that are not there if they
+    are not needed.
     """
     missing = checkpoint_file.read_states(loaded, path)
     if loaded["federation"]["client_states_left_out"]:
@@ -493,7 +501,7 @@ def _read_states(
         f"{shown}, which last.ckpt has in "
         f"{checkpoint_file.states_of(path.with_name('last.ckpt')).name}"
     )
-    if needed and not trainer.allow_changed:
+    if needed:
         raise ValueError(
             f"ckpt_path: {problem}: it can be evaluated and exported; to resume the run, give "
             "--ckpt_path last with this folder beside it, or let these states begin anew by "

@@ -51,13 +51,15 @@ def run_command(trainer: Run, stage: str) -> Metrics:
         _log.warning("no ckpt_path given: the weights are %s", of)
     else:
         loaded = checkpointing.load_model(trainer, ckpt_path)
-        checkpointing.load_personal(trainer, loaded, ckpt_path)
+        checkpointing.load_personal(trainer.algorithm, loaded, ckpt_path)
     if origin := trainer.algorithm.origin:
-        checkpointing.check_same_samples(trainer, origin, ckpt_path)
+        checkpointing.check_same_samples(
+            trainer.datamodule, origin, ckpt_path, trainer.allow_changed
+        )
         if (
             stage == "validate"
         ):  # on another partition, images of training could be among the validation images
-            checkpointing.check_same_data(trainer, origin, ckpt_path)
+            checkpointing.check_same_data(trainer.seed, trainer.datamodule, origin, ckpt_path)
     if stage == "predict":
         return {}
     if stage == "validate" and not trainer.datamodule.has_validation:
@@ -101,7 +103,7 @@ def evaluate(trainer: Run, stage: Literal["validate", "test"]) -> Metrics:
     values = prefixed(f"{prefix}/", scores.compute(trainer.gather))
     trainer.scalars.metrics.update(values)
     metrics = scalars(values) | collector.compute(trainer.gather)
-    trainer.call("on_evaluation_end", metrics)
+    trainer.hooks.call("on_evaluation_end", metrics)
     return metrics
 
 
@@ -141,7 +143,7 @@ def predict(trainer: Run) -> tuple[Tensor, str | None]:
 
 
 def _load_evaluated_model(trainer: Run) -> None:
-    trainer.call("on_evaluation_start")
+    trainer.hooks.call("on_evaluation_start")
     load_state(trainer.algorithm, trainer.algorithm.evaluated_model())
     trainer.algorithm.eval()
 

@@ -82,7 +82,7 @@ class RunFederation(Federation):
         algorithm = run.algorithm
         optimizer = run.server_optimizer
         load_state(algorithm, algorithm.server.model())
-        run.call("on_server_phase_start")
+        run.hooks.call("on_server_phase_start")
         # A second server phase in a round uses the random numbers of the next round, not those of
         # the first phase again.
         data = run.datamodule.local_data(
@@ -98,10 +98,10 @@ class RunFederation(Federation):
             with sequential.own_random_stream(data):
                 sequential.Loop(algorithm, optimizer, run.fabric).train(
                     work, algorithm.server_training_step, "server/loss",
-                    lambda step: run.call("on_server_batch_end", step),
+                    lambda step: run.hooks.call("on_server_batch_end", step),
                 )  # fmt: skip
             self._take_working_module()
-        run.call("on_server_phase_end")
+        run.hooks.call("on_server_phase_end")
 
     def _take_working_module(self, which: Callable[[str], bool] = lambda name: True) -> None:
         """Make the weights and buffers of the working module, or some of them, those of the global
@@ -151,7 +151,7 @@ class SimulatedFederation(RunFederation):
     def train_clients(self) -> Iterator[ClientUpdate]:
         """See :meth:`Federation.train_clients`."""
         run = self.run
-        run.call("on_client_phase_start")
+        run.hooks.call("on_client_phase_start")
         phase = ClientPhase(run.algorithm, run.client_optimizer, run.fabric, self, run.max_steps)
         stacks = self._share(self.judge.start_clients())
         return self.judge.accepted(run.local_training.train_clients(phase, stacks))
@@ -165,7 +165,7 @@ class SimulatedFederation(RunFederation):
                 f"{type(algorithm).__name__} must be a JointAlgorithm to train clients and server "
                 "together"
             )
-        run.call("on_client_phase_start")
+        run.hooks.call("on_client_phase_start")
         load_state(algorithm, algorithm.server.model())
         if not algorithm.keep_server_optimizer:
             load_optimizer_state(run.server_optimizer, {})
@@ -217,7 +217,7 @@ class SimulatedFederation(RunFederation):
         counts = {"trained": work.num_steps > 0, "images": images, "steps": work.num_steps}
         for name, number in counts.items():
             run.scalars.count(f"client/{name}", float(number))
-        run.call("on_client_start", data, work)
+        run.hooks.call("on_client_start", data, work)
         if not work.num_steps:
             self.judge.skipped(client)
 
@@ -226,17 +226,17 @@ class SimulatedFederation(RunFederation):
 
         ``indices`` are their numbers in the training data.
         """
-        self.run.call("on_pseudo_labels", indices, pseudo)
+        self.run.hooks.call("on_pseudo_labels", indices, pseudo)
 
     def client_batch_ended(self, step: int) -> None:
         """A client has made a step."""
         self.trained.add(True)
-        self.run.call("on_client_batch_end", step)
+        self.run.hooks.call("on_client_batch_end", step)
 
     def client_ended(self, update: ClientUpdate) -> None:
         """A client has finished."""
         self.run.transfer(update.client, "up", self.judge.upload_sizes(update))
-        self.run.call("on_client_end", update)
+        self.run.hooks.call("on_client_end", update)
 
     def client_judged(self, client: int, reason: str | None) -> None:
         """A client is excluded from the round for this reason, and sends no update."""

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
+from lightning.fabric import Fabric
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStopping, EarlyStoppingReason
-from torch.optim import Optimizer
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.distributed.signals import StopRequest
 from lightning_fedssl.functional.averaging import is_finite
+from lightning_fedssl.hooks import Call
 from lightning_fedssl.interop.lightning_names import WRITERS
 from lightning_fedssl.metrics.rounds import Metrics
 from lightning_fedssl.round import Round
 from lightning_fedssl.run import Run
-from lightning_fedssl.state import set_learning_rate
+from lightning_fedssl.state import ServerState
 from lightning_fedssl.trainer import checkpointing, evaluation
 from lightning_fedssl.trainer.callback_list import check_monitors
 from lightning_fedssl.trainer.federation import RunFederation
@@ -59,8 +58,8 @@ def fit(trainer: Run, federation: RunFederation, begins: Callable[[], object]) -
         _log.warning(problem)
     with checkpointing.folder_of_one_run(trainer):
         for hook in ("on_fit_start", "on_train_start"):
-            trainer.call(hook)
-        trainer.algorithm.origin = checkpointing.origin_of(trainer)
+            trainer.hooks.call(hook)
+        trainer.algorithm.origin = checkpointing.origin_of(trainer.seed, trainer.datamodule)
         if trainer.ckpt_path is not None:
             checkpointing.continue_curves(trainer, trainer.ckpt_path)
         stops = first > trainer.max_rounds or (first > 1 and had_ended(trainer))
@@ -80,14 +79,14 @@ def fit(trainer: Run, federation: RunFederation, begins: Callable[[], object]) -
             checkpointing.save_missing(
                 trainer
             )  # the process may be killed before the next line has ended
-            trainer.call(
+            trainer.hooks.call(
                 "on_evaluation_start"
             )  # so that the saved model has statistics that belong to its weights
         else:
             metrics = evaluation.evaluate(trainer, "test")
             trainer.log_metrics(metrics | trainer.scalars.bytes_of_test(trainer.gather, sent))
         for hook in ("on_train_end", "on_fit_end"):
-            trainer.call(hook)
+            trainer.hooks.call(hook)
     return metrics
 
 
@@ -143,7 +142,7 @@ def ends_now(trainer: Run, federation: RunFederation, stop: StopRequest, is_firs
             trainer.round_index, type(trainer.algorithm).__name__,
         )  # fmt: skip
     is_last = trainer.round_index == trainer.max_rounds
-    trainer.call("on_pictures", is_last or asked)
+    trainer.hooks.call("on_pictures", is_last or asked)
     if number:
         _log.warning("stopped after round %d; resume with --ckpt_path last", trainer.round_index)
         trainer.interrupt(number)
@@ -169,19 +168,19 @@ def run_round(trainer: Run, federation: RunFederation, index: int) -> Metrics:
         sampling.derive_key(trainer.seed, "round", index)
     )  # a resumed run draws the same
     optimizers = (trainer.client_optimizer, trainer.server_optimizer)
-    set_learning_rates(trainer.algorithm, optimizers, index, trainer.max_rounds)
+    trainer.algorithm.set_learning_rates(optimizers, index, trainer.max_rounds)
     trainer.enter(new_round(trainer, index))
     for hook in ("on_train_epoch_start", "on_round_start"):
-        trainer.call(hook)
+        trainer.hooks.call(hook)
     trainer.enter(replace(trainer.round, client_lr=trainer.client_lr))  # a callback may have set it
     federation.start_round()
     trainer.algorithm.on_round_start()
     lr = trainer.client_lr
     trainer.algorithm.round(federation)
     federation.judge.end_round()
-    check_server(trainer)
+    check_server(trainer.algorithm.server, trainer.fabric, index)
     federation.end_round()
-    trainer.call("on_global_model")
+    trainer.hooks.call("on_global_model")
     if federation.judge.client_seconds:
         images = trainer.scalars.weight("client/loss")
         trainer.scalars.count("time/client_samples_per_s", images / federation.judge.client_seconds)
@@ -193,21 +192,11 @@ def run_round(trainer: Run, federation: RunFederation, index: int) -> Metrics:
         metrics |= evaluation.evaluate(trainer, "validate")
     trainer.log_metrics(metrics)
     if due or not trainer.datamodule.has_validation:
-        check_monitors(trainer.listeners["on_train_epoch_end"], trainer.callback_metrics)
+        check_monitors(trainer.hooks.listeners["on_train_epoch_end"], trainer.callback_metrics)
     # Every checkpoint, also one of Lightning's ModelCheckpoint, holds what the others did.
-    for writes in (False, True):
-        if due:
-            notify_some(trainer, writes, "on_validation_end")
-        notify_some(trainer, writes, "on_train_epoch_end")
-        notify_some(trainer, writes, "on_round_end", metrics)
+    calls: list[Call] = [("on_train_epoch_end", ()), ("on_round_end", (metrics,))]
+    trainer.hooks.call_in_turn([("on_validation_end", ()), *calls] if due else calls, WRITERS)
     return sent
-
-
-def notify_some(trainer: Run, writes: bool, hook: str, *arguments: Any) -> None:
-    """Call a hook of the callbacks that write checkpoints, or of all others."""
-    for callback in trainer.listeners[hook]:
-        if isinstance(callback, WRITERS) is writes:
-            trainer.notify(callback, hook, *arguments)
 
 
 def new_round(trainer: Run, index: int) -> Round:
@@ -226,30 +215,7 @@ def new_round(trainer: Run, index: int) -> Round:
     )
 
 
-def set_learning_rates(
-    algorithm: FederatedAlgorithm,
-    optimizers: Iterable[Optimizer],
-    round_index: int,
-    max_rounds: int,
-) -> None:
-    """Set the learning rate of a round, and the factors of its steps if it has any.
-
-    Args:
-        algorithm: Has the schedule.
-        optimizers: Those of clients and server.
-        round_index: The round, from 1.
-        max_rounds: The length of the run in rounds.
-    """
-    factor = algorithm.schedule.checked_factor
-    steps = algorithm.steps_per_round or 0
-    algorithm.step_factors = [
-        factor(round_index + step / steps, max_rounds) for step in range(steps)
-    ]
-    for optimizer in optimizers:
-        set_learning_rate(optimizer, factor(round_index, max_rounds))
-
-
-def check_server(trainer: Run) -> None:
+def check_server(server: ServerState, fabric: Fabric, round_index: int) -> None:
     """Refuse a global model that is not finite; make the global models of all ranks equal.
 
     They differ only where kernels are not deterministic, which is on CUDA devices.
@@ -257,16 +223,15 @@ def check_server(trainer: Run) -> None:
     Raises:
         ValueError: If a weight is not finite.
     """
-    server = trainer.algorithm.server
     if not is_finite(server.parameters.values()):
         raise ValueError(
-            f"round {trainer.round_index}: the global model has weights that are not finite: "
+            f"round {round_index}: the global model has weights that are not finite: "
             "training diverged; lower "
             "the learning rate (model.optimizer.init_args.lr) or set model.gradient_clip_norm. "
             "Checkpoints of earlier "
             "rounds are as they were"
         )
-    if trainer.world_size > 1 and trainer.fabric.device.type == "cuda":
+    if fabric.world_size > 1 and fabric.device.type == "cuda":
         for state in (server.parameters, server.buffers, server.personal, *server.extra.values()):
             for tensor in state.values():
                 if tensor.dim():

@@ -46,7 +46,7 @@ class Judge:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.rules = [rule for rule in run.callbacks if isinstance(rule, UpdateRule)]
+        self.rules: list[UpdateRule] = run.updates
         self.outcomes: dict[int, Outcome] = {}
         self.received: dict[int, State] = {}
         self.client_seconds = 0.0
@@ -138,7 +138,7 @@ class Judge:
             self.settle(arrival.update.client, arrival.reason)
             if arrival.reason is None:
                 yield arrival.update.to(run.fabric.device)
-        run.call("on_aggregate")
+        run.hooks.call("on_aggregate")
 
     def _checked(self, arrival: Arrival, received: State) -> Arrival:
         """What single updates are rejected for, and what rules make of them.
@@ -213,12 +213,12 @@ class Judge:
             if is_own:
                 run.scalars.count("client/refused", 1)
         if is_own:
-            run.call("on_client_judged", client, reason is None)
+            run.hooks.call("on_client_judged", client, reason is None)
 
     def end_round(self) -> None:
         """Log the outcomes of all ranks' clients, and publish them as ``trainer.participation``."""
         run = self.run
-        run.participation = taken(self.outcomes, run.cohort)
+        run.took_part(taken(self.outcomes, run.cohort))
         for client, reason in sorted(self._reasons.items()):
             _log.warning(
                 "round %d: client %d %s; it is left out of the average",

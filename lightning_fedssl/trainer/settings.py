@@ -17,7 +17,6 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.functional.by_name import without
 from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.run import Run
-from lightning_fedssl.updates.rule import UpdateRule
 
 Settings = dict[str, Any]
 """Numbers, texts and tuples of them by their keys, such as ``model.client_epochs``."""
@@ -53,7 +52,7 @@ def settings_of(trainer: Run) -> Settings:
     algorithm = trainer.algorithm
     data = trainer.datamodule
     names = inspect.signature(FederatedDataModule).parameters
-    rules = [rule for rule in trainer.callbacks if isinstance(rule, UpdateRule)]
+    rules = trainer.updates
     of_data = {name: getattr(data, name) for name in names if hasattr(data, name)}
     own = {"data.samples_sha256": content[:16]} if (content := data.own_data_hash()) else {}
     left_out = ("optimizer", "schedule")

@@ -10,6 +10,7 @@ import platform
 from collections.abc import Collection, Sequence
 
 import torch
+from lightning.fabric import Fabric
 from lightning.pytorch import Callback
 from lightning.pytorch.core.hooks import ModelHooks
 
@@ -29,11 +30,11 @@ from lightning_fedssl.callbacks import (
 )
 from lightning_fedssl.data.datamodule import FederatedDataModule, require_federated
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
+from lightning_fedssl.hooks import Hooks
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ServerState
 from lightning_fedssl.task import Task
 from lightning_fedssl.trainer import callback_list
-from lightning_fedssl.updates.rule import UpdateRule
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ def read_data(datamodule: FederatedDataModule, stage: str) -> None:
     datamodule.setup(stage)
 
 
-def refuse_unsuitable_data(trainer: Run, stage: str, rules: Sequence[UpdateRule] = ()) -> None:
+def refuse_unsuitable_data(trainer: Run, stage: str) -> None:
     """Refuse to ``fit`` on data that the algorithm or the trainer cannot train on.
 
     Raises:
@@ -91,7 +92,7 @@ def refuse_unsuitable_data(trainer: Run, stage: str, rules: Sequence[UpdateRule]
     """
     if stage != "fit":
         return
-    for rule in rules:
+    for rule in trainer.updates:
         rule.check(trainer)
     refuse_pair(trainer.algorithm, trainer.datamodule, trainer.clients_per_round)
 
@@ -138,11 +139,10 @@ def refuse_other_task(algorithm: FederatedAlgorithm, task: Task) -> None:
     )
 
 
-def warn_of_what_costs(trainer: Run) -> None:
+def warn_of_what_costs(datamodule: FederatedDataModule, fabric: Fabric, precision: str) -> None:
     """Warn of clients without images, of few validation images, and of bfloat16 on a processor that
     emulates it.
     """
-    datamodule = trainer.datamodule
     if empty := datamodule.clients_without_images():
         _log.warning(
             "%d of %d clients have no %s and skip every round (%s); change data.partition or "
@@ -163,7 +163,7 @@ def warn_of_what_costs(trainer: Run) -> None:
     emulates = (
         platform.machine() == "x86_64" and "AVX512" not in torch.backends.cpu.get_cpu_capability()
     )
-    if trainer.precision == "bf16-mixed" and trainer.fabric.device.type == "cpu" and emulates:
+    if precision == "bf16-mixed" and fabric.device.type == "cpu" and emulates:
         _log.warning(
             "this processor has no instructions for bfloat16 (AVX512): --trainer.precision "
             "32-true is faster"
@@ -210,14 +210,16 @@ def _refuse_tied_weights(algorithm: FederatedAlgorithm) -> None:
 
 
 def prepare_model(
-    trainer: Run, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule
+    algorithm: FederatedAlgorithm,
+    datamodule: FederatedDataModule,
+    fabric: Fabric,
+    channels_last: bool,
 ) -> None:
     """Build the network for the data, and put it and the global model on the device."""
-    fabric = trainer.fabric
     build_model(algorithm, datamodule)
     fabric.strategy.precision.convert_module(algorithm)
     algorithm.to(fabric.device)
-    if trainer.channels_last:
+    if channels_last:
         algorithm.to(memory_format=torch.channels_last)
     if not hasattr(algorithm, "server"):
         algorithm.server = ServerState.of(algorithm, algorithm.local_modules, algorithm.personal)
@@ -264,19 +266,26 @@ def choose_callbacks(
     return callback_list.choose(given, needed, defaults)
 
 
-def check_monitors(trainer: Run, metrics: Collection[str]) -> None:
+def check_monitors(
+    hooks: Hooks,
+    algorithm: FederatedAlgorithm,
+    datamodule: FederatedDataModule,
+    metrics: Collection[str],
+) -> None:
     """Refuse a monitor of an evaluation before the first round, where its scalars are known.
 
     Args:
-        trainer: The run.
-        metrics: The names of its metrics.
+        hooks: The callbacks of the run.
+        algorithm: The method.
+        datamodule: The data.
+        metrics: The names of the run's metrics.
 
     Raises:
         ValueError: See :func:`~lightning_fedssl.trainer.callback_list.check_monitors`.
     """
-    adding = trainer.listeners["on_evaluation_end"]
+    adding = hooks.listeners["on_evaluation_end"]
     ours = all(type(one).__module__.startswith("lightning_fedssl.") for one in adding)
-    if ours and type(trainer.algorithm).validation_step is FederatedAlgorithm.validation_step:
-        names = ("loss", *metrics) if trainer.datamodule.has_validation else ()
+    if ours and type(algorithm).validation_step is FederatedAlgorithm.validation_step:
+        names = ("loss", *metrics) if datamodule.has_validation else ()
         known = {f"val/{name}" for name in names}
-        callback_list.check_monitors(trainer.callbacks, known, place="val")
+        callback_list.check_monitors(hooks.callbacks, known, place="val")

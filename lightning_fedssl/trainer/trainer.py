@@ -27,6 +27,7 @@ from lightning_fedssl.distributed import launch
 from lightning_fedssl.functional.by_name import taken
 from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.functional.optimizers import build_optimizer
+from lightning_fedssl.hooks import Hooks
 from lightning_fedssl.interop.lightning_names import LightningNames
 from lightning_fedssl.local_training import ClientsAtOnce, LocalTraining, stack_size
 from lightning_fedssl.metrics.evaluation import EvaluationMetrics, MetricFactory, MetricName
@@ -200,7 +201,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
             )
         self.given_callbacks = callback_list.usable(given)
         callback_list.refuse_unsupported(self.updates)
-        self.set_callbacks([*self.given_callbacks, *self.updates])
+        self.hooks = Hooks([*self.given_callbacks, *self.updates], FederatedCallback, self)
         self.folder = RunFolder(logger, writes=not fast_dev_run)
         self.ckpt_path = None
         self.state = TrainerState()
@@ -223,14 +224,6 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
                 f"trainer.logger is {logger!r}: give true for TensorBoard and CSV, false, or "
                 "loggers such as CSVLogger(save_dir)"
             )
-
-    def set_callbacks(self, callbacks: Sequence[Callback]) -> None:
-        """Call the hooks of these callbacks from now on, in this order."""
-        self.callbacks = list(callbacks)
-        self.listeners = {}
-        for hook in ("setup", "teardown", *callback_list.hooks_of(FederatedCallback)):
-            overriding = [c for c in callbacks if callback_list.overrides(c, hook)]
-            self.listeners[hook] = overriding
 
     # The commands.
 
@@ -339,7 +332,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         self.datamodule = datamodule
         if launch.forks(self.fabric):  # the ranks share the data's memory; a refusal is raised once
             setup.read_data(datamodule, stage)
-            setup.refuse_unsuitable_data(self, stage, self.updates)
+            setup.refuse_unsuitable_data(self, stage)
         arguments = (self, stage, model, datamodule, federation)
         launched = cast(Callable[..., Any], self.fabric.launch)
         with (
@@ -400,12 +393,12 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         with self.fabric.rank_zero_first(local=True):
             setup.read_data(datamodule, stage)
         datamodule.to(self.fabric.device)
-        setup.refuse_unsuitable_data(self, stage, self.updates)
+        setup.refuse_unsuitable_data(self, stage)
         # Refuses unusable metrics at once.
         metrics = EvaluationMetrics(self.metrics, datamodule.num_classes, task=datamodule.task)
         model.trainer = self
         is_new = stage == "fit" and not hasattr(model, "server")
-        setup.prepare_model(self, model, datamodule)
+        setup.prepare_model(model, datamodule, self.fabric, self.channels_last)
         if is_new:
             setup.start_run(model, datamodule, self.dtype)
         weights = [*trained_weights(model).values()]
@@ -417,12 +410,16 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
             self.folder.begin_run()
         self.folder.open(self.default_root_dir, self.fabric)
         given = [*self.given_callbacks, *self.updates]
-        self.set_callbacks(setup.choose_callbacks(self, model, given))
+        self.hooks = Hooks(
+            setup.choose_callbacks(self, model, given), FederatedCallback, self, model
+        )
         if stage == "fit":
-            setup.check_monitors(self, metrics.names)
+            setup.check_monitors(self.hooks, model, datamodule, metrics.names)
             with self.fabric.autocast():
                 rehearse(datamodule, model, self.metrics, self.dtype)
-        watchers = [type(callback).__name__ for callback in self.listeners["on_client_batch_end"]]
+        watchers = [
+            type(callback).__name__ for callback in self.hooks.listeners["on_client_batch_end"]
+        ]
         self.local_training = LocalTraining(self.clients_at_once, watchers)
         self.scalars.begin(model.logged, self.world_size)
 
@@ -456,21 +453,6 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
                 callback.dirpath = states[callback.state_key]["dirpath"]
         checkpointing.restore(self.callbacks, states)
         vars(self).update(outcome)
-
-    def draw_cohort(self, index: int) -> list[int]:
-        """See :class:`~lightning_fedssl.run.Run`."""
-        drawn = [rule.draw_cohort(self, index) for rule in self.updates]
-        return next((cohort for cohort in drawn if cohort is not None), super().draw_cohort(index))
-
-    def describe_privacy(self) -> dict[str, Any] | None:
-        """See :class:`~lightning_fedssl.run.Run`."""
-        return next(filter(None, (rule.describe() for rule in self.updates)), None)
-
-    def notify(self, callback: Callback, hook: str, *arguments: Any) -> None:
-        """See :class:`~lightning_fedssl.run.Run`."""
-        ours = isinstance(callback, FederatedCallback)
-        module = self.algorithm if ours else self.algorithm.lightning_module
-        getattr(callback, hook)(self, module, *arguments)
 
     def save_checkpoint(
         self, path: str | Path, weights_only: bool | None = None, storage_options: Any = None
@@ -525,9 +507,9 @@ def run_command(
         at_end.callback(lambda: trainer.folder.remove_if_unused(trainer.fabric))
         trainer.prepare(model, datamodule, stage)
         federation = model.federation = make_federation(trainer)
-        trainer.call("setup", stage)
+        trainer.hooks.call("setup", stage)
         if stage == "fit":
-            setup.warn_of_what_costs(trainer)
+            setup.warn_of_what_costs(datamodule, fabric, trainer.precision)
         trainer.folder.log_hyperparams(dict(model.hparams))
         with _closing(trainer, stage):
             if stage == "fit":
@@ -549,8 +531,8 @@ def _closing(trainer: FederatedTrainer, stage: str) -> Iterator[None]:
         yield
         outcome = "success"
     except BaseException as error:
-        trainer.call("on_exception", error)
+        trainer.hooks.call("on_exception", error)
         raise
     finally:
         trainer.folder.finalize(outcome)
-        trainer.call("teardown", stage)
+        trainer.hooks.call("teardown", stage)
