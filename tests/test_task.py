@@ -15,11 +15,12 @@ from PIL import ExifTags, Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics.classification import BinaryAUROC
+from torchvision.transforms import v2
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import FL2, SAGE, UDA, FedAvg, FedRGD, FixMatch, MeanTeacher, SemiFL, Supervised
 from lightning_fedssl.callbacks import ClientEvaluation, LabelsAlone
-from lightning_fedssl.data import FederatedDataModule, ImageTable, MaskFolders, Table
+from lightning_fedssl.data import FederatedDataModule, GaussianNoise, ImageTable, MaskFolders, Table
 from lightning_fedssl.data.augment.views import make_views
 from lightning_fedssl.data.image_files import read_mask
 from lightning_fedssl.export import export, load_network
@@ -550,6 +551,89 @@ def test_masks_in_folders_fit_their_images(tmp_path: Path) -> None:
     (tmp_path / "test/masks/p00.png").unlink()
     with pytest.raises(FileNotFoundError, match="has no mask of its name"):
         MaskFolders(str(tmp_path), 8, ["ground", "bright"]).load()
+
+
+def test_a_mask_is_in_the_folder_of_its_image(tmp_path: Path) -> None:
+    mask_folders(tmp_path / "a")
+    for k, site in enumerate(("east", "west")):  # whose images have the same names
+        mask_folders(tmp_path / "b")
+        for part in ("train", "test"):
+            for kind, name in (("images", "p00"), ("masks", f"p0{k}")):
+                target = tmp_path / "a" / part / kind / site / "p00.png"
+                target.parent.mkdir(parents=True)
+                (tmp_path / "b" / part / kind / f"{name}.png").rename(target)
+    source = MaskFolders(str(tmp_path / "a"), 8, ["ground", "bright"])
+    train = source.load().train
+    found = dict(zip(train.files, train.labels, strict=True))
+    assert torch.equal(found["train/images/east/p00.png"], found["train/images/p00.png"])
+    assert torch.equal(found["train/images/west/p00.png"], found["train/images/p01.png"])
+    (tmp_path / "a/test/masks/west/p00.png").unlink()
+    with pytest.raises(FileNotFoundError, match=r"give masks/west/p00\.png"):
+        MaskFolders(str(tmp_path / "a"), 8, ["ground", "bright"]).load()
+
+
+@pytest.mark.parametrize(("value", "named"), [(1, False), (255, False), (2, True)])
+def test_values_of_masks_are_printed(tmp_path: Path, value: int, named: bool) -> None:
+    mask_folders(tmp_path)
+    for path in tmp_path.glob("*/masks/*.png"):
+        Image.fromarray((np.asarray(Image.open(path)) > 0).astype(np.uint8) * value).save(path)
+    source = MaskFolders(str(tmp_path), 8, ["ground", "bright"])
+    source.load()
+    assert source.reading.facts["mask values"] == f"0, {value}"
+    assert any("every value above 0 is 'bright'" in text for text in source.reading.warnings) == named
+
+
+def test_predicted_masks_have_the_size_of_their_images(tmp_path: Path) -> None:
+    """Of 12 x 8 pixels the square of 8 x 8 in the middle is predicted, at 4 x 4."""
+    mask_folders(tmp_path / "data")
+    source = MaskFolders(str(tmp_path / "data"), 4, ["ground", "bright"])
+    given: dict[str, Any] = {"num_clients": 2, "num_labels": "all", "validation": 0, "weak": "none", "strong": "none"}
+    data = FederatedDataModule(source, task=Segmentation(), **given)
+    method = Supervised(network=network_of(Segmentation()), optimizer=sgd)
+    trainer = FederatedTrainer(max_rounds=1, accelerator="cpu", default_root_dir=tmp_path)
+    trainer.fit(method, data)
+    predicted = trainer.predict(method, data)
+    assert predicted is not None
+    found = np.asarray(Image.open(Path(str(trainer.predictions_file)) / "test/images/p03.png"))
+    assert found.shape == (8, 12)
+    assert (found[:, [0, 1, 10, 11]] == 255).all()
+    square = predicted[3].argmax(0).numpy().repeat(2, axis=0).repeat(2, axis=1)
+    assert np.array_equal(found[:, 2:10], square)
+
+
+def blurred(x: Tensor) -> Tensor:
+    return F.avg_pool2d(x, 3, stride=1, padding=1)
+
+
+@pytest.mark.parametrize(
+    ("strong", "moves"),
+    [
+        (v2.RandomHorizontalFlip(0.5), True),
+        (v2.RandomRotation([20, 40]), True),
+        (lambda x: x.roll(1, dims=-1), True),
+        (lambda x: x.flip(-2), True),
+        (v2.ColorJitter(0.5, 0.5, 0.5, 0.2), False),
+        (v2.RandomInvert(0.5), False),
+        (v2.RandomSolarize(0.5, 1.0), False),
+        (v2.RandomErasing(1.0, (0.2, 0.3)), False),
+        (v2.GaussianBlur(5, (1.0, 2.0)), False),
+        (blurred, False),
+        (GaussianNoise(0.3), False),
+        (torch.zeros_like, False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["pixels", "numbers"])
+def test_a_strong_view_that_moves_pixels_is_refused(strong: Any, moves: bool, kind: str) -> None:
+    images = torch.randint(0, 256, (12, 3, 16, 16), generator=torch.Generator().manual_seed(0)).byte()
+    part = (images if kind == "pixels" else images / 64 - 2, (images[:, 0] > 128).long())
+    given: dict[str, Any] = {"task": Segmentation(), "num_clients": 2, "num_labels": 4, "validation": 0}
+    data = FederatedDataModule.from_datasets(part, part, weak="none", strong=strong, **given)
+    if moves:
+        with pytest.raises(ValueError, match=r"data\.strong: .* moves nothing"):
+            data.setup()
+    else:
+        data.setup()
 
 
 TABLE = "age,red,round,price\n" + "".join(

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data import datasets, image_files
-from lightning_fedssl.data.augment.custom import BatchView, check_view, views_of
+from lightning_fedssl.data.augment.custom import BatchView, check_still, check_view, views_of
 from lightning_fedssl.data.augment.views import STRONG, WEAK
 from lightning_fedssl.data.class_shares import ROUGH, ClassShares, SiteShares, true_counts
 from lightning_fedssl.data.datasets import ImageSplit, Moments, shortened
@@ -452,6 +452,8 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         for key, view in (("weak", self.weak), ("strong", self.strong)):
             if not isinstance(view, str):
                 check_view(getattr(views, key), self._train.images[:3], f"data.{key}")
+        if self.task.per_pixel and not isinstance(self.strong, str):
+            check_still(views.strong, self.spec)
         if self.backbone is not None:
             self._replace_by_features()
         self.views = self._make_views()
@@ -683,6 +685,11 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         if left_out:
             self.reading.warn(f"data.predict_root: {root.name}{image_files.described(left_out)}")
         return [path.relative_to(root).as_posix() for path in paths]
+
+    def predict_sizes(self) -> list[tuple[int, int]]:
+        """Width and height of the files of :meth:`predict_files`, as they are seen."""
+        root = str(self.predict_root or getattr(self.source, "root", ""))
+        return [image_files.upright_size(Path(root, name)) for name in self.predict_files()]
 
     def predict_batches(
         self, dtype: torch.dtype = torch.float32

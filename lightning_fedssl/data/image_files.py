@@ -26,11 +26,11 @@ shrinks."""
 _CONVERT = "convert images to PNG or JPEG (DICOM with pydicom, HEIC with pillow-heif)"
 """The remedy for a file that Pillow cannot open."""
 
-_OF_SYSTEMS = re.compile(
-    r"@eaDir|__MACOSX|[#$@]RECYCLE(\.BIN)?|lost\+found|thumb(nail)?s|.*[._-]thumb(nail)?",
-    re.IGNORECASE,
-)
-"""Folders and files that other programs add, such as a NAS its thumbnails."""
+_OF_SYSTEMS = re.compile(r"@eaDir|__MACOSX|[#$@]RECYCLE(\.BIN)?|lost\+found", re.IGNORECASE)
+"""Folders that other programs add, such as a NAS."""
+
+_THUMBNAILS = re.compile(rf"{_OF_SYSTEMS.pattern}|thumb(nail)?s|.*[._-]thumb(nail)?", re.IGNORECASE)
+"""The same, and small copies of images beside them; a class may have such a name."""
 
 
 def read_images(
@@ -82,7 +82,7 @@ def _fingerprint(paths: Sequence[str | Path], in_shape: tuple[int, ...]) -> str:
     """A hash of the files' paths, sizes and times of change, and of the shape of the decoded
     images.
     """
-    digest = hashlib.sha256(repr((in_shape, "upright")).encode())
+    digest = hashlib.sha256(repr((in_shape, "upright on white")).encode())
     for path in paths:
         known: tuple[int, ...] = ()
         with suppress(OSError):  # a missing file is refused when it is read
@@ -114,11 +114,12 @@ def image_files(
     found = []
     read = {root.resolve(), *root.resolve().parents}
     for folder, below, names in os.walk(root, followlinks=True):
-        below[:] = _entered([Path(folder, name) for name in below], read, left_out)
+        inside = [Path(folder, name) for name in below]
+        below[:] = _entered(inside, read, left_out, _THUMBNAILS)
         for name in filter(_is_visible, sorted(names)):
             path = Path(folder, name)
             ending = path.suffix.lower()
-            if ending in known and not _OF_SYSTEMS.fullmatch(path.stem):
+            if ending in known and not _THUMBNAILS.fullmatch(path.stem):
                 found.append(path)
             else:
                 left_out["thumbnails" if ending in known else ending or "no ending"] += 1
@@ -135,14 +136,18 @@ LINKS = "links to folders above or read already"
 """What counts of left out files call links that are not followed."""
 
 
-def _entered(folders: Sequence[Path], read: set[Path], left_out: Counter[str]) -> list[str]:
-    """The names of the folders to enter; ``read`` holds those above and those entered before."""
+def _entered(
+    folders: Sequence[Path], read: set[Path], left_out: Counter[str], others: re.Pattern[str]
+) -> list[str]:
+    """The names of the folders to enter, without those of other programs; ``read`` holds those
+    above and those entered before.
+    """
     entered = []
     for folder in sorted(folders):
         real = folder.resolve()
         if not _is_visible(folder.name):
             continue
-        if _OF_SYSTEMS.fullmatch(folder.name):
+        if others.fullmatch(folder.name):
             left_out[f"{folder.name}/"] += 1
         elif real in read:
             left_out[LINKS] += 1
@@ -180,12 +185,12 @@ def visible_folders(root: Path, left_out: Counter[str] | None = None) -> list[Pa
         elif _is_visible(entry.name):
             left_out[f"files *{entry.suffix.lower()} beside class folders"] += 1
     above = {root.resolve(), *root.resolve().parents}
-    return [root / name for name in _entered(folders, above, left_out)]
+    return [root / name for name in _entered(folders, above, left_out, _OF_SYSTEMS)]
 
 
 def read_image(path: str | Path, in_shape: tuple[int, ...], key: str = "data.root") -> Tensor:
-    """Read an image file: upright by its EXIF data, resized to cover the network's size and cropped
-    to its centre.
+    """Read an image file: upright by its EXIF data, transparent parts white, resized to cover the
+    network's size and cropped to its centre.
 
     Args:
         path: The file.
@@ -210,9 +215,7 @@ def read_image(path: str | Path, in_shape: tuple[int, ...], key: str = "data.roo
             raise FileNotFoundError("no such file")
         with Image.open(path) as file:
             file.load()
-            with suppress(SyntaxError):  # of damaged EXIF data, whose image can be read
-                ImageOps.exif_transpose(file, in_place=True)
-            converted = _to_rgb(file).convert("RGB" if channels == 3 else "L")
+            converted = _to_rgb(as_seen(file)).convert("RGB" if channels == 3 else "L")
             image = ImageOps.fit(converted, (width, height), Image.Resampling[RESAMPLING])
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(
@@ -257,7 +260,7 @@ def read_mask(path: str | Path, side: int, image: str | Path) -> Tensor:
                 )
             ImageOps.exif_transpose(file, in_place=True)
             values = Image.fromarray(np.array(file).astype(np.uint8))
-            width, height = _upright_size(image)
+            width, height = upright_size(image)
             # Where mask and image differ in resolution, the sides of one of them are rounded.
             largest = max(width, height, *values.size)
             if abs(width * values.height - height * values.width) > largest:
@@ -273,9 +276,12 @@ def read_mask(path: str | Path, side: int, image: str | Path) -> Tensor:
     return torch.from_numpy(np.array(fitted)).long()
 
 
-def _upright_size(path: str | Path) -> tuple[int, int]:
+def upright_size(path: str | Path) -> tuple[int, int]:
     """Width and height of an image as it is seen: from the head of its file, where that says that
     it is upright.
+
+    Args:
+        path: The file.
     """
     from PIL import ExifTags, Image, ImageOps
 
@@ -287,6 +293,25 @@ def _upright_size(path: str | Path) -> tuple[int, int]:
                 file.load()
                 ImageOps.exif_transpose(file, in_place=True)
         return file.size
+
+
+def as_seen(image: Any) -> Any:
+    """A Pillow image as it is seen: upright by its EXIF data, and on white where it is transparent.
+
+    Args:
+        image: The image; it may be changed.
+    """
+    from PIL import Image, ImageOps
+
+    with suppress(SyntaxError):  # of damaged EXIF data, whose image can be read
+        ImageOps.exif_transpose(image, in_place=True)
+    marked = image.mode in ("L", "RGB", "P") and "transparency" in image.info
+    if image.mode not in ("RGBA", "LA", "PA") and not marked:
+        return image
+    grey = image.mode in ("L", "LA")
+    white = Image.new("RGBA", image.size, "white")
+    on_white = Image.alpha_composite(white, image.convert("RGBA"))
+    return on_white.convert("L" if grey else "RGB")
 
 
 def _to_rgb(image: Any) -> Any:

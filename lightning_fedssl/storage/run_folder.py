@@ -199,17 +199,34 @@ def write_predictions(
     write_table(path, rows)
 
 
-def write_masks(masks: Tensor, folder: Path, files: Sequence[str] = ()) -> None:
+def write_masks(
+    masks: Tensor,
+    folder: Path,
+    files: Sequence[str] = (),
+    sizes: Sequence[tuple[int, int]] = (),
+) -> None:
     """Write the class of each pixel as grey PNG files, under the images' numbers or names.
+
+    A mask has the size of its image; 255 is what was cropped.
 
     Args:
         masks: ``(images, height, width)``, classes below 256.
         folder: The folder; it is made.
         files: A file for each image, whose path below the folder the mask gets; none: numbers.
+        sizes: Width and height of each image; none: those of the masks.
     """
     from PIL import Image
 
     for index, mask in enumerate(masks.to(torch.uint8)):
         path = folder / Path(files[index] if files else f"{index}").with_suffix(".png")
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(mask.cpu().numpy()).save(path)
+        image = Image.fromarray(mask.cpu().numpy())
+        if sizes:
+            width, height = sizes[index]
+            scale = min(width / image.width, height / image.height)
+            seen = round(image.width * scale), round(image.height * scale)
+            whole = Image.new("L", (width, height), 255)
+            corner = (width - seen[0]) // 2, (height - seen[1]) // 2
+            whole.paste(image.resize(seen, Image.Resampling.NEAREST), corner)
+            image = whole
+        image.save(path)

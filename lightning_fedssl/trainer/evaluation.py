@@ -133,7 +133,8 @@ def predict(trainer: Run) -> tuple[Tensor, str | None]:
     path = Path(trainer.folder.log_dir or trainer.default_root_dir) / "predictions.csv"
     if trainer.datamodule.task.per_pixel:
         path = path.with_suffix("")
-        run_folder.write_masks(predictions.argmax(dim=1), path, files)
+        sizes = trainer.datamodule.predict_sizes()
+        run_folder.write_masks(predictions.argmax(dim=1), path, files, sizes)
     else:
         one_class = "one class" in trainer.datamodule.task.gives
         run_folder.write_predictions(predictions, path, classes, files, one_class)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_fedssl.data import image_files
+from lightning_fedssl.data import Columns, image_files
 from lightning_fedssl.data.image_files import read_image, read_images
 
 
@@ -38,6 +38,28 @@ def test_an_image_stands_as_its_exif_data_say(tmp_path: Path) -> None:
     exif[0x0112] = 6  # a quarter turn to the right
     Image.fromarray(pixels).save(tmp_path / "turned.png", exif=exif)
     assert read_image(tmp_path / "turned.png", (1, 8, 8))[0, 0].tolist() == [0] * 4 + [255] * 4
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_parts_are_white(tmp_path: Path, mode: str) -> None:
+    """A black cross whose transparent rest is black, too."""
+    shape = np.zeros((8, 8, 4), np.uint8)
+    shape[3:5, :, 3] = 255
+    picture = Image.fromarray(shape).convert("LA" if mode == "LA" else "RGBA")
+    options: dict[str, Any] = {}
+    if mode == "P":
+        picture, options = Image.fromarray(shape[..., 3] // 255).convert("P"), {"transparency": 0}
+        picture.putpalette([0] * 6)
+    picture.save(tmp_path / "icon.png", **options)
+    wanted = torch.full((8, 8), 255).byte()
+    wanted[3:5] = 0
+    of_columns, _ = Columns([{"image": Image.open(tmp_path / "icon.png"), "label": 0}])[0]
+    for found in (
+        read_image(tmp_path / "icon.png", (3, 8, 8)),
+        read_image(tmp_path / "icon.png", (1, 8, 8)),
+        of_columns,
+    ):
+        assert torch.equal(found, wanted.expand_as(found))
 
 
 def test_a_cache_gives_what_memory_gives_and_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

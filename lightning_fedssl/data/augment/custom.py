@@ -266,6 +266,41 @@ def views_of(
     return Views(named.plain, weak_view, strong_view, target=still)
 
 
+def check_still(view: ViewFunction, spec: DatasetSpec) -> None:
+    """Refuse a strong view that moves pixels, whose targets it cannot move.
+
+    Images of two values in a random pattern must keep it: colours may change, and become their
+    opposites.
+
+    Args:
+        view: The view.
+        spec: Of the images.
+
+    Raises:
+        ValueError: With the remedy.
+    """
+    generator = torch.Generator().manual_seed(0)
+    shape = (_TRIED, 1, *spec.in_shape[1:])
+    pattern = torch.rand(shape, generator=generator).round().expand(_TRIED, *spec.in_shape)
+    values = (50 + 115 * pattern).byte() if spec.pixels else pattern
+    with torch.random.fork_rng(devices=[]):
+        seen = view(values, sampling.sample_keys(sampling.derive_key(0, "moved"), _TRIED))
+    pairs = zip(pattern.mean(dim=1).flatten(1), seen.mean(dim=1).flatten(1), strict=True)
+    likeness = [float(torch.corrcoef(torch.stack(pair))[0, 1].abs()) for pair in pairs]
+    if min(likeness) < _LEAST_LIKENESS:  # not of one colour, whose likeness is NaN
+        raise ValueError(
+            "data.strong: with a target for every pixel the strong view changes colours and moves "
+            "nothing; weak: flip_crop or crop moves image and target alike"
+        )
+
+
+_TRIED = 16
+"""Images on which a view is tried."""
+
+_LEAST_LIKENESS = 0.1
+"""The correlation of an image with its pattern that no blur or noise of use goes below."""
+
+
 def check_view(view: ViewFunction, values: Tensor, key: str) -> None:
     """Refuse a view that changes the shape, is not finite, or depends on more than each sample and
     its key.

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_fedssl.data.image_files import RESAMPLING
+from lightning_fedssl.data.image_files import RESAMPLING, as_seen
 from lightning_fedssl.data.sources.arrays import as_tensor
 from lightning_fedssl.functional.by_name import without
 from lightning_fedssl.storage.optional import optional
@@ -25,7 +27,8 @@ modes to use instead."""
 class Columns(Dataset[Any]):
     """Rows with named columns as pairs ``(sample, label)``: Hugging Face data sets, lists of dicts.
 
-    A picture becomes uint8 ``(channels, height, width)``; lists and arrays become tensors. In a
+    A picture, the bytes of its file or its path become uint8 ``(channels, height, width)``, upright
+    and on white where it is transparent; lists and arrays become tensors. In a
     configuration, the parts of :class:`~lightning_fedssl.data.sources.arrays.Datasets` are of this
     class.
 
@@ -82,16 +85,28 @@ class Columns(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[Tensor, Any]:
         """``(sample, label)``; -1 for rows without labels."""
         row = self.rows[index]
-        return self._tensor(row[self.sample]), -1 if self.label is None else row[self.label]
+        try:
+            sample = self._tensor(row[self.sample])
+        except (TypeError, ValueError, OSError) as error:
+            raise ValueError(
+                f"data.dataset: row {index} of the column {self.sample!r} is no sample ({error}); "
+                "give pictures, the bytes or paths of their files, or numbers of one shape"
+            ) from error
+        return sample, -1 if self.label is None else row[self.label]
 
     def _tensor(self, value: Any) -> Tensor:
+        from PIL import Image, ImageOps
+
+        if isinstance(value, Mapping):  # as the library stores pictures that it does not decode
+            value = value.get("bytes") or value.get("path")
+        if isinstance(value, (bytes, str, Path)):
+            value = Image.open(BytesIO(value) if isinstance(value, bytes) else value)
         if not hasattr(value, "getbands"):  # no Pillow image
             return as_tensor(np.asarray(value))
+        value = as_seen(value.copy())
         if value.mode in _CONVERTED:
             value = value.convert(_CONVERTED[value.mode])
         if self.image_size is not None:
-            from PIL import Image, ImageOps
-
             square = (self.image_size, self.image_size)
             value = ImageOps.fit(value, square, Image.Resampling[RESAMPLING])
         pixels = np.array(value)

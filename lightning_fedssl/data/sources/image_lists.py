@@ -37,6 +37,7 @@ from lightning_fedssl.data.sources.base import (
 from lightning_fedssl.data.sources.reading import NO_LABEL
 from lightning_fedssl.data.sources.table import label_numbers
 from lightning_fedssl.functional.by_name import places
+from lightning_fedssl.functional.frozen import listed
 
 _NORMALIZATION = {3: ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), 1: ((0.449,), (0.226,))}
 """ImageNet's usual constants by the number of channels; grey: their means."""
@@ -342,7 +343,7 @@ class ImageTable(ImageList):
 class MaskFolders(ImageList):
     """Images with a mask each, for ``data.task: Segmentation``: ``root/train/images/NAME.jpg`` and
     ``root/train/masks/NAME.png``, likewise ``test`` and ``validation`` (or ``val``); case does
-    not count.
+    not count. In folders below ``images``, a mask is in the same folder below ``masks``.
 
     Images in ``root/unlabeled``, and training images without a mask, have none. A mask is resized
     and cropped as its image is, without interpolation. Its values are the numbers of the classes,
@@ -365,23 +366,26 @@ class MaskFolders(ImageList):
     ) -> None:
         super().__init__(root, image_size, channels)
         self.class_names = class_names
+        self._values: set[int] = set()
 
     def list_images(self) -> Lists:
         """Lists the folders; see the base class."""
         return self._of_parts(self._with_masks)
 
     def _with_masks(self, folder: Path) -> list[ListedImage]:
-        masks = {
-            path.stem: str(path)
-            for path in image_files(folder / "masks", "data.dataset", self._left_out)
-        }
-        images = image_files(folder / "images", "data.dataset", self._left_out)
-        bare = [path for path in images if path.stem not in masks]
-        if bare and part_of(folder.name) != "train":
-            raise FileNotFoundError(
-                f"data.dataset: {str(bare[0])!r} has no mask of its name in {folder}"
-            )
-        return [ListedImage(path, masks.get(path.stem, "")) for path in images]
+        masks = {}
+        for path in image_files(folder / "masks", "data.dataset", self._left_out):
+            masks[path.relative_to(folder / "masks").with_suffix("")] = str(path)
+        found = []
+        for path in image_files(folder / "images", "data.dataset", self._left_out):
+            name = path.relative_to(folder / "images").with_suffix("")
+            if name not in masks and part_of(folder.name) != "train":
+                raise FileNotFoundError(
+                    f"data.dataset: {str(path)!r} has no mask of its name in {folder}: give "
+                    f"masks/{name.as_posix()}.png"
+                )
+            found.append(ListedImage(path, masks.get(name, "")))
+        return found
 
     def classes_of(self, train: Sequence[ListedImage]) -> tuple[str, ...]:
         """See the base class."""
@@ -395,7 +399,15 @@ class MaskFolders(ImageList):
         for mask, image in zip(masks, images, strict=True):
             if image.label:
                 mask.copy_(read_mask(image.label, side, image.path))
+        values = [*map(int, masks.unique())]
+        self._values |= {*values} - {-1}
+        self.reading.facts["mask values"] = listed([*map(str, sorted(self._values))])
         if count == 2 and not any(1 in mask and 255 in mask for mask in masks):
+            if not {*values} <= {-1, 0, 1, 255}:
+                self.reading.warn(
+                    f"masks hold {listed([*map(str, values)])} and there are two class_names: "
+                    f"every value above 0 is {self.class_names[1]!r}"
+                )
             masks.clamp_(max=1)
         masks[masks == 255] = -1
         for mask, image in zip(masks, images, strict=True):

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
 from lightning_fedssl.data import Columns, Datasets
 from lightning_fedssl.data.image_files import read_image
@@ -71,6 +72,28 @@ def test_pictures_of_every_mode_become_brightness(mode: str) -> None:
     assert sample.shape == ((3 if mode in ("P", "RGB") else 1), 2, 2)
     assert sample.min() == 255
     assert label == 1
+
+
+@pytest.mark.parametrize("kind", ["picture", "bytes", "dict", "path", "dict of a path"])
+def test_pictures_that_are_not_decoded_are_read_upright(tmp_path: Path, kind: str) -> None:
+    picture = Image.fromarray(np.arange(6, dtype=np.uint8).reshape(2, 3))
+    exif = picture.getexif()
+    exif[ExifTags.Base.Orientation] = 6  # to be turned to the right
+    path = tmp_path / "x.png"
+    picture.save(path, exif=exif)
+    value: Any = {
+        "picture": Image.open(path), "bytes": path.read_bytes(), "dict": {"bytes": path.read_bytes(), "path": None},
+        "path": str(path), "dict of a path": {"bytes": None, "path": str(path)},
+    }[kind]  # fmt: skip
+    sample, _ = Columns([{"image": value, "label": 1}])[0]
+    assert sample.tolist() == [[[3, 0], [4, 1], [5, 2]]]
+
+
+def test_a_row_that_is_no_sample_is_named() -> None:
+    columns = Columns([{"x": [1.0, 2.0], "label": 0}, {"x": [1.0, None], "label": 1}], sample="x")
+    for bad in (columns, Columns([{"x": "nothing.png", "label": 0}] * 2, sample="x")):
+        with pytest.raises(ValueError, match=r"data\.dataset: row [01] of the column 'x' is no sample"):
+            Datasets(bad, bad).load()
 
 
 def test_pictures_of_hugging_face_are_resized_as_new_images_are(tmp_path: Path) -> None:

@@ -371,6 +371,7 @@ def unlabeled(root: str) -> int:
         (["unlabeled/0.jpg", "unlabeled/0_thumb.jpg"], 1, "left out: thumbnails (1)"),
         (["train/0.png"], 0, "left out: files *.png beside class folders (1)"),
         (["train/@eaDir/a/0.png"], 0, "left out: @eaDir/ (1)"),
+        (["unlabeled/0.jpg", "unlabeled/thumbs/0.jpg"], 1, "left out: thumbs/ (1)"),
         (["masks/0.png"], 0, "left out: masks/ (1)"),
     ],
 )
@@ -383,6 +384,12 @@ def test_what_a_phone_and_a_disk_add_is_left_out_with_a_word(
     assert f"! photos; {line}" in data.reading.summary()
     assert ("convert images" in data.reading.summary()) == ("left out: ." in line)
     assert [record.levelname for record in caplog.records if line in record.message] == ["WARNING"]
+
+
+def test_classes_may_be_named_as_thumbnails_are() -> None:
+    names = ("fist", "left_thumb", "thumbs")
+    root = photos(*(f"{part}/{name}/{k}.png" for part in ("train", "test") for name in names for k in range(3)))
+    assert ImageFolder(root, 8).describe().class_names == ("a", "b", *names)
 
 
 def test_names_of_macos_are_those_of_others() -> None:
