@@ -106,8 +106,8 @@ class CollapseDetector(FederatedCallback):
     when, at five consecutive measurements, one class has at least 95 % of the labels and fewer than
     half of the labels are right, or nobody knows how many are. It warns again only after a
     recovery. An untrained model often predicts one class, too, for fewer rounds. A round with fewer
-    than 20 confident pseudo-labels is no measurement of them, because so few labels may be of one
-    class by chance; for the same reason fewer than 20 validation samples do not count.
+    than 20 confident pseudo-labels is not counted, because so few labels may be of one class by
+    chance; for the same reason fewer than 20 validation samples do not count.
 
     It warns early of a run that goes wrong, with the key to change, from scalars that need no true
     label of a client: at three consecutive rounds ``server/loss`` is a quarter above its smallest

@@ -59,7 +59,7 @@ class Schedule:
         """The factor of :meth:`factor`, which may be the user's code.
 
         Raises:
-            ValueError: If it is no finite number of 0 or more.
+            ValueError: If it is not a finite number of 0 or more.
         """
         factor = self.factor(round_index, max_rounds)
         if not hasattr(factor, "__float__") or not 0 <= float(factor) < math.inf:

@@ -683,7 +683,7 @@ def check_labels(labels: Tensor, num_classes: int, who: str, least: int = 0) -> 
         least: -1 where samples may be without a label.
 
     Raises:
-        ValueError: If a label is no whole number, or no class.
+        ValueError: If a label is not a whole number, or not a class.
     """
     numbers = labels.to(torch.int64)
     # PyTorch compares no unsigned type but uint8 with int64.
@@ -691,7 +691,7 @@ def check_labels(labels: Tensor, num_classes: int, who: str, least: int = 0) -> 
     if labels.ndim != 1 or wrong.any():
         found = labels.flatten()[wrong.flatten()][0].item() if wrong.any() else tuple(labels.shape)
         raise ValueError(
-            f"{who}: {found} is no label; give one class number from 0 to {num_classes - 1} for "
+            f"{who}: {found} is not a label; give one class number from 0 to {num_classes - 1} for "
             "each sample (of one-hot labels labels.argmax(1)), and samples without a label as "
             "unlabeled data; several classes of a sample, masks and measured numbers need "
             "data.task: MultiLabel, Segmentation or Regression"

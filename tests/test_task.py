@@ -545,7 +545,7 @@ def test_masks_in_folders_fit_their_images(tmp_path: Path) -> None:
     assert read_mask(tmp_path / "test/masks/p00.png", 8, tmp_path / "damaged.png").sum() == 0
     Image.fromarray(np.zeros((12, 8), np.uint8)).save(tmp_path / "test/masks/p00.png")
     with pytest.raises(
-        ValueError, match=r"p00\.png' is no readable mask \(8 x 12 pixels, and its image .* has 12 x 8\)"
+        ValueError, match=r"p00\.png' is not a readable mask \(8 x 12 pixels, and its image .* has 12 x 8\)"
     ):
         source.load()
     (tmp_path / "test/masks/p00.png").unlink()

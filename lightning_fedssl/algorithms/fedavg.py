@@ -83,7 +83,7 @@ class FedAvg(ServerPhases):
                 run it has the global weights.
             clients: A loader for each client, of labelled batches without ``server`` and of
                 unlabelled ones with it; or ``{"labeled": loader, "unlabeled": loader}`` for each.
-                A sequence that is no list or tuple makes a client's loader when the client is
+                A sequence that is not a list or tuple makes a client's loader when the client is
                 drawn.
             server: The server's loader of labelled batches; it trains by ``training_step``.
             val_dataloaders: One or several loaders for the module's ``validation_step``, after

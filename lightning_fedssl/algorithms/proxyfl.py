@@ -52,7 +52,7 @@ from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import Batch, ClientUpdate
 
 SMALLEST_SIMILARITY = 1e-6
-"""Pairs of images below it are no negatives: they are far enough from each other."""
+"""Pairs of images below it are not negatives: they are far enough from each other."""
 
 LARGEST_MARGIN = 100.0
 """Of Global Proxy Tuning."""

@@ -74,7 +74,7 @@ class SelfTraining(ServerPhases):
         server_phase: In parallel with the clients, on the same weights, so that both send gradients
             of one model.
         server_steps: Steps of the server in a round: one, on all labels.
-        optimizer: SGD without momentum: the step of any other optimizer is no gradient.
+        optimizer: SGD without momentum: the step of any other optimizer is not a gradient.
         kwargs: The arguments of
             :class:`~lightning_fedssl.algorithms.common.server_phases.ServerPhases`.
 

@@ -131,7 +131,7 @@ def read_suite(arguments: Sequence[str]) -> tuple[Suite, Any]:
     file = find_suite(first)
     written = load_yaml(file.read_text(encoding="utf-8"))
     if isinstance(written, dict) and written.keys() & {"trainer", "model", "data"}:
-        raise ValueError(f"it is no suite, but for lightning-fedssl fit --config {first}")
+        raise ValueError(f"it is not a suite: give it to lightning-fedssl fit --config {first}")
     options = parser().parse_args(["--suite", str(file), *others])
     groups = list(map(_group, options.groups, written["groups"]))
     values = {key: options[key] for key in ("title", "seeds", "target", "note")}

@@ -19,7 +19,7 @@ def find_config(name: str, folder: Path = CONFIGS) -> Path:
         folder: Where the package's files are.
 
     Raises:
-        TypeError: If there is neither, and the message suggests one, or if the file is no text.
+        TypeError: If there is neither, and the message suggests one, or if the file is not text.
             (jsonargparse expects this type.)
     """
     for path in (Path(name), folder / name):
@@ -27,7 +27,7 @@ def find_config(name: str, folder: Path = CONFIGS) -> Path:
             try:
                 path.read_text(encoding="utf-8")
             except UnicodeDecodeError as error:
-                raise TypeError("this is no text in UTF-8, so no YAML") from error
+                raise TypeError("this is not text in UTF-8, so not YAML") from error
             return path
     files = {path.name: key for key, path in package_files().items()}
     close = difflib.get_close_matches(Path(name).name, files, n=1, cutoff=0.8)

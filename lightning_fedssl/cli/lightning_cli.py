@@ -123,7 +123,7 @@ class FederatedCLI(LightningCLI):
         come from a file.
 
         Raises:
-            ValueError: If ``trainer`` or ``data`` is no mapping, or ``ckpt_path`` is missing.
+            ValueError: If ``trainer`` or ``data`` is not a mapping, or ``ckpt_path`` is missing.
         """
         for key in ("trainer", "data"):
             if not isinstance(self._get(self.config, key), Namespace):

@@ -77,7 +77,7 @@ def write_method(name: str, folder: Path) -> list[Path]:
     """
     if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name):
         raise ValueError(
-            f"{name!r} is no name of a class: give letters and digits, the first a capital: "
+            f"{name!r} is not a name of a class: give letters and digits, the first a capital: "
             "MyMethod"
         )
     module = snake_case(name)

@@ -180,7 +180,9 @@ def check_metric(suite: Suite, tasks: dict[str, Task]) -> None:
                 "a suite of its own"
             )
     if suite.target is not None and task.is_share and suite.target > 1:
-        raise ValueError(f"target: {suite.target} is no {task.monitor}; give a number up to 1")
+        raise ValueError(
+            f"target: {suite.target} is above the largest {task.monitor}; give 1 or less"
+        )
 
 
 def check_alike(runs: Sequence[Run]) -> None:

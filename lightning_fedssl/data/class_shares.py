@@ -70,7 +70,7 @@ class ClassShares:
             and one for each class; or a mapping of options, of which ``of`` is one of these,
             ``sites`` to take the true shares of the partition, openly, or ``nodes`` where each node
             of a deployment states its own and sends them to nobody. ``rough: true`` says that all
-            are estimated; ``public: true`` that they are no secret. With ``of: sites``, ``rounded:
+            are estimated; ``public: true`` that they are not secret. With ``of: sites``, ``rounded:
             0.2`` rounds them, ``off_by: 1.6`` multiplies each by a random factor of about this
             size, and ``counted: 50`` counts them on so many samples of a site.
         class_names: The classes, in the order of the labels.
@@ -78,7 +78,7 @@ class ClassShares:
     Attributes:
         of_sites: Whether they are taken from the partition.
         of_nodes: Whether the nodes of a deployment state them.
-        public: Whether they are no secret.
+        public: Whether they are not secret.
         text: What a run says of them.
 
     Raises:
@@ -178,7 +178,7 @@ class ClassShares:
         numbers = dict(zip(names, range(clients), strict=False))
         if unknown := sorted(self._rows.keys() - numbers.keys()):
             raise ValueError(
-                f"{KEY}: {shortened(unknown[0])} is no site; there are "
+                f"{KEY}: {shortened(unknown[0])} is not a site; there are "
                 f"{shortened(', '.join(names))}"
             )
         return {numbers[site]: shares for site, shares in self._rows.items()}
@@ -218,18 +218,18 @@ def read_row(
         where: What a message says of the place.
 
     Raises:
-        ValueError: If a class is unknown, a value is no share, or their sum is not about 1.
+        ValueError: If a class is unknown, a value is not a share, or their sum is not about 1.
     """
     if not isinstance(values, Mapping):
         raise ValueError(
-            f"{KEY}: {where}{shortened(values)} is no mapping from classes to shares, such as "
+            f"{KEY}: {where}{shortened(values)} is not a mapping from classes to shares, such as "
             "{yes: 0.2, no: 0.8}"
         )
     texts = {str(name): str(value).strip().lower() for name, value in values.items()}
     texts = {name: text for name, text in texts.items() if text not in _NO_VALUE}
     if unknown := sorted(texts.keys() - {*class_names}):
         raise ValueError(
-            f"{KEY}: {where}{shortened(unknown[0])} is no class; there are "
+            f"{KEY}: {where}{shortened(unknown[0])} is not a class; there are "
             f"{shortened(', '.join(class_names))}"
         )
     rough = rough or any(map(_ABOUT.match, texts.values()))

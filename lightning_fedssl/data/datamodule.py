@@ -669,13 +669,13 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
 
         Raises:
             FileNotFoundError: If there is no such folder, or no image in it.
-            ValueError: If the samples of the data set are no 8-bit pixels.
+            ValueError: If the samples of the data set are not 8-bit pixels.
         """
         if self.predict_root is None:
             return list(self._test.files)
         if not self.spec.pixels:
             raise ValueError(
-                "data.predict_root: samples are numbers that are no 8-bit pixels; leave it out, "
+                "data.predict_root: samples are numbers that are not 8-bit pixels; leave it out, "
                 "and give data.dataset the new samples as its test samples, prepared as the "
                 "training samples are, with any labels, such as 0"
             )
@@ -849,7 +849,7 @@ def _unchanged(width: int) -> Moments:
 
 
 def require_federated(datamodule: object) -> None:
-    """Refuses what is no federated data module.
+    """Refuses anything but a federated data module.
 
     Args:
         datamodule: What a trainer was given.

@@ -171,7 +171,7 @@ def _is_visible(name: str) -> bool:
 
 def visible_folders(root: Path, left_out: Counter[str] | None = None) -> list[Path]:
     """The folders in a folder, sorted, without hidden ones such as ``.ipynb_checkpoints``; none if
-    it is no folder.
+    it is not a folder.
 
     Args:
         root: The folder.
@@ -246,7 +246,8 @@ def read_mask(path: str | Path, side: int, image: str | Path) -> Tensor:
         int64 ``(side, side)``, the stored values; of black and white 0 and 1.
 
     Raises:
-        ValueError: If the file is no such image, or its sides are not in the ratio of its image's.
+        ValueError: If the file is not such an image, or its sides have not the ratio of its
+            image's.
     """
     from PIL import Image, ImageOps
 
@@ -271,7 +272,7 @@ def read_mask(path: str | Path, side: int, image: str | Path) -> Tensor:
             fitted = ImageOps.fit(values, (side, side), Image.Resampling.NEAREST)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(
-            f"data.dataset: {str(path)!r} is no readable mask ({error}); write it as a grey PNG"
+            f"data.dataset: {str(path)!r} is not a readable mask ({error}); write it as a grey PNG"
         ) from error
     return torch.from_numpy(np.array(fitted)).long()
 

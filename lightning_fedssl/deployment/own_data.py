@@ -119,7 +119,7 @@ class OwnData:
             a ``.csv`` file with the columns ``file`` and ``label``, which is empty for an image
             without a label; or an ``.npz`` file with the arrays ``labeled``, ``labels`` and
             ``unlabeled``: samples before they are normalised, of the type of the server's samples.
-            Where these are no 8-bit pixels, only an ``.npz`` file.
+            Where these are not 8-bit pixels, only an ``.npz`` file.
         client: The number of the client.
         algorithm: The method, if labelled images alone are refused where it does not use them.
 
@@ -144,7 +144,7 @@ class OwnData:
             )
         if path.suffix != ".npz" and not spec.pixels:
             raise ValueError(
-                f"{_KEY} {str(path)!r}: the app is for numbers that are no pixels: give an .npz "
+                f"{_KEY} {str(path)!r}: the app is for numbers that are not pixels: give an .npz "
                 "file"
             )
         readers = {".npz": _read_arrays, ".csv": _read_table}
@@ -214,7 +214,7 @@ def _as_samples(arrays: Mapping[str, Any], name: str, path: Path, spec: DatasetS
         wanted = (
             "pixels from 0 to 255 as uint8"
             if spec.pixels
-            else "numbers that are no 8-bit pixels, such as float32"
+            else "numbers that are not 8-bit pixels, such as float32"
         )
         raise ValueError(f"{path}: {name} is {array.dtype}; the app takes {wanted}")
     return Reading(_KEY).cast({name: samples})[name]

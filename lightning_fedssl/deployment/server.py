@@ -144,8 +144,8 @@ class Nodes:
         """Note the client of a node, and how many labelled and unlabelled images it has.
 
         Raises:
-            MessageError: If it is no client of this run, has an impossible number of images, or is
-                another node's.
+            MessageError: If it is not a client of this run, has an impossible number of images, or
+                is another node's.
         """
         (client, labeled, unlabeled), _, _ = read_answer(
             answer, ["client", "labeled", "unlabeled"], {}

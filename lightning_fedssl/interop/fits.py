@@ -74,7 +74,7 @@ class FitsLightningModule(FederatedAlgorithm):
         kwargs: The arguments of the method.
 
     Raises:
-        ValueError: Names an argument that the module decides, or that is no number of epochs.
+        ValueError: Names an argument that the module decides, or that is not a number of epochs.
     """
 
     def __init__(self, network: Callable[[], LightningModule], **kwargs: Any) -> None:
@@ -419,7 +419,7 @@ def federation(
     module = from_compiled(module) if hasattr(module, "_orig_mod") else module
     if not isinstance(module, LightningModule) or isinstance(module, FederatedAlgorithm):
         raise ValueError(
-            f"from_lightning: {shortened(module)} is no LightningModule that is built, with a "
+            f"from_lightning: {shortened(module)} is not a LightningModule that is built, with a "
             "training_step"
         )
     if server is not None and not hasattr(module, "unlabeled_training_step"):

@@ -172,7 +172,7 @@ def _checked(algorithm: JointAlgorithm, found: object) -> JointStep:
     """What the server has computed; a method of the user's own may return anything.
 
     Raises:
-        LossError: It is no :class:`JointStep`, or its loss is not one number.
+        LossError: It is not a :class:`JointStep`, or its loss is not one number.
     """
     if not isinstance(found, tuple):
         name = f"{type(algorithm).__name__}.joint_training_step"

@@ -289,7 +289,7 @@ class EvaluationMetrics:
             gather: Gives every rank's value on every rank.
 
         Raises:
-            ValueError: If a metric's value is no number, vector or matrix.
+            ValueError: If a metric's value is not a number, a vector or a matrix.
         """
         if self._ranks > 1:
             # Rank r has the batches r, r + ranks, ...
@@ -345,15 +345,15 @@ def _check_names(names: Sequence[str], task: Task) -> None:
 def _as_tensor(name: str, value: object) -> Tensor:
     if not isinstance(value, (Tensor, float, int)) or torch.as_tensor(value).dim() > 2:
         raise ValueError(
-            f"trainer.metrics: the value of {name} is no number, vector or matrix: choose another "
-            "metric"
+            f"trainer.metrics: the value of {name} is not a number, a vector or a matrix: choose "
+            "another metric"
         )
     return torch.as_tensor(value)
 
 
 def scalars(values: dict[str, Tensor]) -> Metrics:
     """Numbers by name; of a vector with one number per class, ``name/class_k``, without NaN.
-    Matrices are no scalars.
+    Matrices are not scalars.
 
     Args:
         values: Values of metrics by name.

@@ -36,7 +36,7 @@ def start_head(
     layers = [m for m in network.modules() if isinstance(m, nn.Linear) and m.weight.requires_grad]
     if not layers or layers[-1].out_features != num_classes:
         raise ValueError(
-            f"model.init_head: the last layer that {type(network).__name__} trains is no linear "
+            f"model.init_head: the last layer that {type(network).__name__} trains is not a linear "
             f"layer with {num_classes} outputs; leave the key out"
         )
     head = layers[-1]

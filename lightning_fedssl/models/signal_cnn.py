@@ -27,7 +27,7 @@ class SignalCNN(Network):
             biases instead.
 
     Raises:
-        ValueError: If samples are no signals.
+        ValueError: If samples are not signals.
     """
 
     def __init__(

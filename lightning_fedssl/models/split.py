@@ -79,10 +79,10 @@ def _layers_of(network: nn.Module) -> Layers:
     if isinstance(network, LayeredNetwork) and type(network).forward is LayeredNetwork.forward:
         return network.chain()
     raise ValueError(
-        f"model.network: {type(network).__name__} is no sequence of layers and cannot be split. "
-        "Networks that can: AlexNet, CNN, MLP, ResNet9, SVHNCNN, VGG11, VGG16, an nn.Sequential, "
-        "or a lightning_fedssl.models.network.LayeredNetwork whose chain() lists its layers by "
-        "name; none with a forward of its own"
+        f"model.network: {type(network).__name__} is not a sequence of layers, so it cannot be "
+        "split. Networks that can: AlexNet, CNN, MLP, ResNet9, SVHNCNN, VGG11, VGG16, an "
+        "nn.Sequential, or a lightning_fedssl.models.network.LayeredNetwork whose chain() lists "
+        "its layers by name; none with a forward of its own"
     )
 
 

@@ -114,7 +114,8 @@ def chart(
 
 
 def chart_of(lines: Mapping[str, Points], bands: Mapping[str, Points]) -> Chart | None:
-    """A chart of curves, without what is no number or too close to be seen; None without a point.
+    """A chart of curves, without values that are not numbers or too close to be seen; None without
+    a point.
 
     Args:
         lines: The curves by their names.

@@ -161,7 +161,7 @@ def load(path: Path) -> Checkpoint:
         ) from error
     if not isinstance(checkpoint, dict) or "federation" not in checkpoint:
         raise ValueError(
-            f"ckpt_path: {path} is no checkpoint of a federated run; use one written by this "
+            f"ckpt_path: {path} is not a checkpoint of a federated run; use one written by this "
             "package"
         )
     if checkpoint.get("format") != FORMAT:

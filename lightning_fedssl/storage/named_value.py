@@ -121,7 +121,7 @@ def arguments_of(target: Callable[..., Any], values: Any, trust: Sequence[str] =
     for name, value in values.items():
         if not isinstance(name, str) or name.startswith("_"):
             raise ValueError(
-                f"the file gives {who} the argument {name!r}, which is no argument of a "
+                f"the file gives {who} the argument {name!r}, which is not an argument of a "
                 "constructor, and nothing of it was run; do not use this file"
             )
         if _has_text(value) and not _takes_text(hints.get(name, Any)):

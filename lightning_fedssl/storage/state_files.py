@@ -59,7 +59,7 @@ def read(path: Path) -> State:
         found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         return mapped(Tensor.detach, found)
     except Exception as error:
-        raise ValueError(f"ckpt_path: {path} is no file of states; {_REMEDY}") from error
+        raise ValueError(f"ckpt_path: {path} is not a file of states; {_REMEDY}") from error
 
 
 def keep(folder: Path, names: Iterable[str]) -> None:

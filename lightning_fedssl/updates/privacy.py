@@ -384,7 +384,7 @@ def uncovered(trainer: Run, algorithm: FederatedAlgorithm) -> list[str]:
     if (stated := trainer.datamodule.stated) is not None and not stated.public:
         found.append(
             "data.class_shares: what sites state is sent without noise; leave it out, or give "
-            "public: true if it is no secret."
+            "public: true if it is not secret."
         )
     if trainer.precision.endswith("16-true"):
         found.append(
@@ -408,7 +408,7 @@ def uncovered(trainer: Run, algorithm: FederatedAlgorithm) -> list[str]:
         monitor = getattr(callback, "monitor", None)
         if monitor is not None and not monitor.startswith(("val", "test", "server/")):
             found.append(
-                f"{name}: monitor {monitor} is no scalar of the server's own data; watch "
+                f"{name}: monitor {monitor} is not a scalar of the server's own data; watch "
                 "val or server/ ones."
             )
     return found

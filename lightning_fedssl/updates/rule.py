@@ -188,13 +188,13 @@ def check_order(rules: Sequence[UpdateRule]) -> None:
     """Refuse lists of rules that make no sense.
 
     Raises:
-        ValueError: An entry is no rule, two rules combine the updates, a rule comes
+        ValueError: An entry is not a rule, two rules combine the updates, a rule comes
             after one that does, or an attack after rules of the server.
     """
     for rule in rules:
         if not isinstance(rule, UpdateRule):
             raise ValueError(
-                f"trainer.updates has {rule!r}, which is no rule: give objects of "
+                f"trainer.updates has {rule!r}, which is not a rule: give objects of "
                 "lightning_fedssl.updates such as [Quarantine(), Median()]"
             )
     judges = [type(rule).__name__ for rule in rules if rule.place == 1]

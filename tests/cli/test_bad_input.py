@@ -77,7 +77,7 @@ COMMANDS = [
     ("train", "did you mean fit?"),
     ("fit --config images.yaml", "did you mean lightning-fedssl fit --config presets/images.yaml?"),
     ("fit --config digits.yaml", "did you mean lightning-fedssl compare digits.yaml?"),
-    ("compare run.yaml", "no suite|lightning-fedssl fit --config run.yaml"),
+    ("compare run.yaml", "not a suite|lightning-fedssl fit --config run.yaml"),
     ("fit run.yaml", "--config run.yaml"),
     ("fit --config run.yaml --data.dataset t.csv --data.dataset.colum a", "Table|colum|client_column"),
     ("test --config run.yaml", "--ckpt_path best"),

@@ -47,7 +47,7 @@ def test_the_configuration_of_a_new_method_is_that_of_the_baseline() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["my-method"], "'my-method' is no name of a class: give letters and digits, the first a capital"),
+        (["my-method"], "'my-method' is not a name of a class: give letters and digits, the first a capital"),
         (["FixMatch"], "there is a method or a module fix_match of this name already: give another name"),
         (["Torch"], "there is a method or a module torch of this name already: give another name"),
         (["Import"], "'Import' would be the word 'import' of Python's own language: give another name"),

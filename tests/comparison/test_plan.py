@@ -164,7 +164,7 @@ def test_keys_in_which_entries_differ_are_named_once_with_each_value() -> None:
     ("target", "second", "message"),
     [
         (None, Segmentation(), "A and B have different metrics .*Classification and Segmentation"),
-        (1.5, Classification(), "target: 1.5 is no accuracy"),
+        (1.5, Classification(), "target: 1.5 is above the largest accuracy"),
     ],
 )
 def test_a_suite_has_one_metric(target: float | None, second: Task, message: str) -> None:

@@ -41,12 +41,12 @@ def test_a_site_states_shares_texts_or_counts(row: dict[str, Any], expected: tup
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"d": 0.5, "a": 0.5}, "d is no class; there are a, b, c"),
+        ({"d": 0.5, "a": 0.5}, "d is not a class; there are a, b, c"),
         ({"a": 0.5, "b": 0.1, "c": 0.1}, "together"),
         ({"a": 0.5, "b": 0.5, "c": "much"}, "'much'; give a share"),
         ({"a": 0.5, "b": 0.5, "c": -0.1}, "give a share"),
         ({"9": {"a": 1}}, "together"),
-        ({"9": {"a": 1, "b": 0, "c": 0}}, "9 is no site; there are 0, 1, 2, 3"),
+        ({"9": {"a": 1, "b": 0, "c": 0}}, "9 is not a site; there are 0, 1, 2, 3"),
         ({"of": "sites", "round": 0.2}, "class_shares.round: there are"),
         ({"of": "sites", "rounded": 0}, "rounded is 0"),
         ({"of": "sites", "rounded": 0.2, "counted": 20}, "leave it out"),

@@ -159,7 +159,7 @@ def own_numbers(path: Path, in_shape: tuple[int, ...] = SPEC.in_shape) -> OwnDat
     ("samples", "message"),
     [
         (np.full((2, 1, 8, 8), np.nan), "2 of 2 samples hold NaN or infinite values"),
-        (SAMPLES, "unlabeled is uint8; the app takes numbers that are no 8-bit pixels"),
+        (SAMPLES, "unlabeled is uint8; the app takes numbers that are not 8-bit pixels"),
         (SAMPLES.astype(str), "unlabeled is <U3; the app takes numbers"),
     ],
 )
@@ -170,7 +170,7 @@ def test_arrays_of_a_node_that_are_no_numbers_of_the_app_are_refused(
     with pytest.raises(ValueError, match=re.escape(message)):
         own_numbers(tmp_path / "own.npz")
     (tmp_path / "own").mkdir()
-    with pytest.raises(ValueError, match=r"for numbers that are no pixels: give an \.npz file"):
+    with pytest.raises(ValueError, match=r"for numbers that are not pixels: give an \.npz file"):
         own_numbers(tmp_path / "own")
 
 

@@ -466,5 +466,5 @@ def test_new_image_files_are_refused_where_training_was_on_numbers(tmp_path: Pat
     data = FederatedDataModule.from_datasets(known, known, num_clients=3, num_labels=6, weak="none", strong="none")
     data.setup()
     data.predict_root = str(tmp_path)
-    with pytest.raises(ValueError, match=r"predict_root: samples are numbers that are no 8-bit pixels"):
+    with pytest.raises(ValueError, match=r"predict_root: samples are numbers that are not 8-bit pixels"):
         next(data.predict_batches())

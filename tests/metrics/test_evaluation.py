@@ -121,7 +121,7 @@ def test_a_wrong_choice_is_refused_before_the_first_round(tmp_path: Path) -> Non
 def test_a_metric_whose_value_is_a_curve_is_refused_by_name() -> None:
     metrics = EvaluationMetrics([MulticlassROC], 3)
     metrics.update(torch.eye(3), torch.arange(3))
-    with pytest.raises(ValueError, match=r"trainer\.metrics: the value of roc is no number, vector or matrix"):
+    with pytest.raises(ValueError, match=r"trainer\.metrics: the value of roc is not a number, a vector or a matrix"):
         metrics.compute(one_rank)
 
 

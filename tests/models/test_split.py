@@ -108,7 +108,7 @@ class Residual(nn.Sequential):
 
 @pytest.mark.parametrize("network", [ResNet18(10, (3, 32, 32), width=4), Shifted(3, (4,)), Residual(nn.Linear(4, 4))])
 def test_a_network_that_is_no_sequence_is_refused(network: nn.Module) -> None:
-    with pytest.raises(ValueError, match=r" is no sequence of layers.*AlexNet"):
+    with pytest.raises(ValueError, match=r" is not a sequence of layers.*AlexNet"):
         split(network, 1)
 
 

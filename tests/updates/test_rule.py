@@ -98,7 +98,7 @@ def test_what_a_rule_changes_is_checked_as_an_update_is(tmp_path: Path) -> None:
         ([Median(), CentralDP(delta=1e-3, noise_multiplier=1)], "Median and CentralDP both combine"),
         ([Median(), Quarantine()], "Quarantine comes after Median"),
         ([Quarantine(), SignFlip(), Quarantine(5)], "has Quarantine twice"),
-        ([Median], "Median'>, which is no rule"),
+        ([Median], "Median'>, which is not a rule"),
         ([Quarantine(), SignFlip()], "SignFlip comes after Quarantine"),
     ],
 )

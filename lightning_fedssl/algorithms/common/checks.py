@@ -11,7 +11,7 @@ HAS_TEACHER = "a teacher follows statistics that training tracks"
 
 
 def probability(key: str, value: float) -> None:
-    """Refuse a threshold of confidence that is no probability.
+    """Refuse a threshold of confidence that is not a probability.
 
     Args:
         key: The argument's name.

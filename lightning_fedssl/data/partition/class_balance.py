@@ -87,7 +87,7 @@ def round_to_sum(exact: NDArray[Any], total: int) -> NDArray[np.int64]:
 
 
 def class_sizes(labels: Tensor, num_classes: int) -> NDArray[Any]:
-    """How many images each class has, ``(classes,)`` int64; -1 is no class.
+    """How many images each class has, ``(classes,)`` int64; -1 is not a class.
 
     Args:
         labels: int64 ``(n,)``.

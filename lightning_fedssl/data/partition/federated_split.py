@@ -116,7 +116,7 @@ class FederatedSplit:
             stored_hash = content["hash"]
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
             raise ValueError(
-                f"partition file {str(path)!r} is no partition ({type(error).__name__}: {error})"
+                f"partition file {str(path)!r} is not a partition ({type(error).__name__}: {error})"
             ) from error
         if split.hash != stored_hash:
             raise ValueError(

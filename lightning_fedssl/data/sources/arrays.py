@@ -286,8 +286,8 @@ def load_arrays(path: str, key: str) -> dict[str, Any]:
             return {name: file[name] for name in file.files}
     except (OSError, ValueError, TypeError, AttributeError, EOFError, BadZipFile) as error:
         raise ValueError(
-            f"{key}: {path!r} is no readable file of numpy.savez with arrays of numbers; write it "
-            "with numpy.savez, samples of one length, labels as class numbers 0, 1, ..."
+            f"{key}: {path!r} is not a readable file of numpy.savez with arrays of numbers; write "
+            "it with numpy.savez, samples of one length, labels as class numbers 0, 1, ..."
         ) from error
 
 

@@ -92,7 +92,7 @@ def check_loaded(loaded: object, name: str, task: Task) -> LoadedData:
     if spec.num_classes < task.fewest_classes:
         raise ValueError(
             f"{who}: there is one class ({', '.join(spec.class_names)}) or none; two are needed, "
-            "and -1 and empty words are no label"
+            "and -1 and empty words are not labels"
         )
     if (
         len(spec.class_names) != spec.num_classes
@@ -127,7 +127,7 @@ def _checked(
     if tuple(images.shape[1:]) != tuple(spec.in_shape) or not fits or not len(images):
         raise ValueError(
             f"{who}: {len(images)} samples are {tuple(images.shape[1:])} {images.dtype}, and "
-            f"DatasetSpec says {tuple(spec.in_shape)} {wanted}; numbers that are no 8-bit pixels "
+            f"DatasetSpec says {tuple(spec.in_shape)} {wanted}; numbers that are not 8-bit pixels "
             "need float32 and pixels=False"
         )
     parts = {"labels": labels, "client_ids": split.client_ids, "files": split.files or None}
@@ -273,7 +273,7 @@ def read_csv(path: str | Path, columns: Collection[str], reading: Reading) -> li
             head, *rows = ([*map(str.strip, row)] for row in csv.reader(file, delimiter=separator))
     except (UnicodeDecodeError, csv.Error, ValueError) as error:
         raise ValueError(
-            f"{key}: {str(path)!r} is no CSV file in UTF-8 with a head ({error}); save it as "
+            f"{key}: {str(path)!r} is not a CSV file in UTF-8 with a head ({error}); save it as "
             "CSV in UTF-8"
         ) from error
     if missing := [*without(dict.fromkeys(columns), head)]:

@@ -20,7 +20,7 @@ from lightning_fedssl.functional.by_name import without
 from lightning_fedssl.storage.optional import optional
 
 _CONVERTED = {"P": "RGB", "1": "L"}
-"""Pillow's modes whose stored values are no brightness, numbers of a palette and bits, and the
+"""Pillow's modes whose stored values are not brightness: numbers of a palette, and bits, and the
 modes to use instead."""
 
 

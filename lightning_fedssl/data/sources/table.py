@@ -185,15 +185,15 @@ class _Column:
         return "categorical" if asked["categorical"] is None else "not chosen"
 
     def check_numbers(self, strict: bool, reading: Reading) -> None:
-        """Names the cells of a numeric column that are no numbers.
+        """Names the cells of a numeric column that are not numbers.
 
         Raises:
-            ValueError: If most cells are no numbers, or ``strict``.
+            ValueError: If most cells are not numbers, or ``strict``.
         """
         if not self.odd:
             return
         text = (
-            f"{self.name}: {len(self.odd)} of {len(self.cells)} cells are no numbers: "
+            f"{self.name}: {len(self.odd)} of {len(self.cells)} cells are not numbers: "
             f"{cut(self.cells[self.odd[0]])!r} in row {self.lines[self.odd[0]]}"
         )
         if strict or 2 * len(self.odd) >= (~self.missing).sum():
@@ -277,13 +277,13 @@ def label_numbers(rows: Sequence[Row], columns: Sequence[str], path: str) -> Any
             if row[name] not in MISSING and math.isnan(_number(row[name])):
                 raise ValueError(
                     f"data.dataset: {path!r}, row {row.number}: {cut(row[name])!r} in the label "
-                    f"column {cut(name)} is no number; give 0 or 1, or a number to predict"
+                    f"column {cut(name)} is not a number; give 0 or 1, or a number to predict"
                 )
     return np.array([[_number(row[name]) for name in columns] for row in rows])
 
 
 def _report(columns: Sequence[_Column], strict: bool, reading: Reading) -> None:
-    """Completes the report by the columns, and refuses those that are no features."""
+    """Completes the report by the columns, and refuses those that are not features."""
     described: dict[str, list[str]] = {"numeric": [], "categorical": [], "left out": []}
     missing = []
     constant: list[str] = []

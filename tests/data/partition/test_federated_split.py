@@ -58,5 +58,5 @@ def test_tampered_file_is_refused(tmp_path: Path) -> None:
 def test_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "partition.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"partition\.json' is no partition"):
+    with pytest.raises(ValueError, match=r"partition\.json' is not a partition"):
         FederatedSplit.load(path)

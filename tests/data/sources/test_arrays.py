@@ -217,7 +217,7 @@ def test_arrays_of_a_file_are_read(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"signals\.npz' has train, .*; Arrays reads train, train_labels, test"):
             Arrays(path)
     Path(path).write_text("no arrays")
-    with pytest.raises(ValueError, match=r"is no readable file of numpy\.savez with arrays of numbers"):
+    with pytest.raises(ValueError, match=r"is not a readable file of numpy\.savez with arrays of numbers"):
         Arrays(path)
     with pytest.raises(FileNotFoundError, match=r"the file 'nowhere\.npz' does not exist"):
         Arrays("nowhere.npz")
@@ -229,7 +229,7 @@ def test_arrays_of_a_file_are_read(tmp_path: Path) -> None:
         ({"client_ids": ["a"] * 59 + [7.0]}, "identifiers of clients are of several types"),
         ({"client_ids": ["a"] * 60, "test_client_ids": [1]}, "20 samples and 1 client_ids"),
         ({"test_client_ids": ["a"] * 20}, "test_client_ids need client_ids"),
-        ({"class_names": ["a"]}, "1.0 is no label|1 is no label"),
+        ({"class_names": ["a"]}, "1.0 is not a label|1 is not a label"),
         ({"validation": samples((4,))}, r"validation samples are \(4,\).*training samples \(5,\)"),
     ],
 )
@@ -245,7 +245,7 @@ def test_labels_may_be_a_list_or_unsigned(kind: str) -> None:
     data = set_up(own(pair, class_names=["a", "b", "c"]), num_labels=3, validation=0)
     assert data.true_labels(torch.arange(12)).tolist() == labels
     assert FederatedDataModule(own(pair), weak="none", strong="none").num_classes == 3
-    with pytest.raises(ValueError, match="2 is no label"):
+    with pytest.raises(ValueError, match="2 is not a label"):
         own(pair, class_names=["a", "b"]).load()
 
 

@@ -60,10 +60,10 @@ class Mistaken(DataSource):
         ("type", r"60 samples are \(2,\) torch.float16"),
         ("none", ".load must return LoadedData"),
         ("tuple", ".load must return LoadedData"),
-        (2.0, "2.0 is no label; give one class number from 0 to 1"),
-        (-2.0, "-2.0 is no label"),
-        (0.5, "0.5 is no label"),
-        (math.nan, "nan is no label"),
+        (2.0, "2.0 is not a label; give one class number from 0 to 1"),
+        (-2.0, "-2.0 is not a label"),
+        (0.5, "0.5 is not a label"),
+        (math.nan, "nan is not a label"),
     ],
 )
 def test_a_mistake_in_a_source_of_a_user_s_own_is_named(mistake: str | float, message: str) -> None:
