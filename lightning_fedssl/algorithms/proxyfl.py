@@ -251,8 +251,7 @@ class ProxyFL(ReceivedModelLabels):
             order = torch.from_numpy(draw.permutation(len(labels))).to(mean.device)
             for batch in order.split(self.proxy_batch_size):
                 distance = torch.cdist(proxies[batch], tuned)
-                own = F.one_hot(labels[batch], classes).to(distance)  # int64 would be 32 bits
-                distance = distance + margin * own
+                distance = distance + margin * F.one_hot(labels[batch], classes)
                 optimizer.zero_grad()
                 with torch.enable_grad():
                     F.cross_entropy(-distance, labels[batch]).backward()
