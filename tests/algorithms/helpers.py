@@ -241,6 +241,7 @@ METHODS: dict[str, Any] = {
     "overlap_sgd": (lambda: toy_easgd(OverlapSGD), labeled_clients),
     "fedrgd_replicas": (lambda: toy_rgd(groups=3, server_replicas="per_group"), ToyData),
     "fed_shvr": (toy_shvr, uneven_clients),
+    "fed_shvr_step": (lambda: toy_shvr(label_refresh="step"), uneven_clients),
     "fed_shvr_dropout": (lambda: toy_shvr(network=WithDropout), uneven_clients),
     "fedmatch_server": (toy_fedmatch, ToyData),
     "fedmatch_clients": (lambda: toy_fedmatch(lr_patience=1), mixed_clients),
