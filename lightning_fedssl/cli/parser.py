@@ -29,7 +29,7 @@ from lightning_fedssl.trainer import FederatedTrainer
 _UNKNOWN = re.compile(r"(arguments: --|[Oo]ption '|path string: |choice: ')([\w.]+)")
 """Where jsonargparse's sentences name an option, a class or a command that does not exist."""
 
-_MOST_NAMED = 12
+_MOST_NAMED = 14
 """Options that a message lists at most."""
 
 _NOT_NAMED = ("help", "config", "print_config", "num_classes", "in_shape", "in_channels")
