@@ -621,7 +621,6 @@ def blurred(x: Tensor) -> Tensor:
         (GaussianNoise(0.3), False),
         (torch.zeros_like, False),
     ],
-    ids=str,
 )
 @pytest.mark.parametrize("kind", ["pixels", "numbers"])
 def test_a_strong_view_that_moves_pixels_is_refused(strong: Any, moves: bool, kind: str) -> None:
