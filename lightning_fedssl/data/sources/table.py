@@ -29,10 +29,10 @@ _NAMELESS = re.compile(r"|Unnamed: \d.*|\.\.\.\d+")
 _ALMOST_A_NUMBER = re.compile(r"[<>≤≥~]?\s*[-+\u2212]?\d+([.,' \u00a0]\d+)*\s*%?")
 """Numbers with separators, limits or percent signs."""
 
-_CODE = re.compile(r"0\d+")
-"""What no number is: with a leading zero, as in postal codes."""
+_CODE = re.compile(r"0\d+|\d{16,}")
+"""What no number is: with a leading zero, as in postal codes, or longer than 64 bits hold."""
 
-_DRESSED = re.compile(r"\d{4}-\d\d?-\d\d?([T ]\d.*)?|[-+]?\d+([.,]\d+)?\s*[^\W\d]+")
+_DRESSED = re.compile(r"\d+([-/])\d\d?\1\d+([T ]\d.*)?|[-+]?\d+([.,]\d+)?\s*[^\W\d]+")
 """Dates, and numbers with a unit."""
 
 _SENTINELS = (-9, -99, -999, -9999)

@@ -67,6 +67,8 @@ READ: list[tuple[str, dict[str, Any], int, str]] = [
     (column("y", {row: ("train", "val", "test")[row % 3] for row in ALL}), {"split_column": "y"}, 1, "data: Table, 20"),
     (column("y", {row: ("train", "valid", "test")[row % 3] for row in ALL}), {"split_column": "y"}, 1, "20 validation"),
     (column("y", {row: ("00501", "94105", "80331")[row % 3] for row in ALL}), {}, 1 + 3, "categorical y (3 values)"),
+    (column("y", {row: f"{52 + row % 3}7233689870338001" for row in ALL}), {}, 1 + 3, "categorical y (3 values)"),
+    (column("y", {row: f"{1 + row * 7 % 5}/04/2021" for row in ALL}), {}, 1 + 5, "! y: cells like '5/04/2021' in"),
     (column("y", dict.fromkeys(ALL, "7")), {}, 2, "! columns with one value in all rows, which say nothing: y"),
     (column("y", {row: f"2024-0{1 + row * 7 % 5}-11" for row in ALL}), {}, 1 + 5, "! y: cells like '2024-05-11' in"),
     (column("y", {row: f"0.{row % 5} mg" for row in ALL}), {}, 1 + 5, "! y: cells like '0.2 mg' in row 2 are categ"),
