@@ -209,6 +209,8 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         self.max_test_images = max_test_images
         self.cache_dir = cache_dir
         self.class_shares = class_shares
+        self.shares: dict[int, SiteShares] = {}
+        self.stated: ClassShares | None = None
         self._check_settings()
         self.source = self._source_of(dataset)
         self.reading = Reading() if self.source is None else self.source.reading
@@ -558,7 +560,7 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
 
     def _read_shares(self) -> None:
         """Reads what sites state of their classes."""
-        self.shares: dict[int, SiteShares] = {}
+        self.shares = {}
         self.stated = None
         if self.class_shares is None:
             return

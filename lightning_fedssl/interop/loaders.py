@@ -77,7 +77,6 @@ class LoaderData(FederatedDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Number what clients have: the partition."""
         self.seed = sampling.global_seed()
-        self.shares = {}
         sizes = torch.tensor(self.sizes)
         rows = torch.arange(int(sizes.sum())).split(self.sizes)
         self.split = FederatedSplit(self.seed, _NONE, [ClientIndices(_NONE, r) for r in rows])
