@@ -58,10 +58,6 @@ _OF_THE_MODULE = {
 """Arguments of a method that a LightningModule decides itself."""
 
 
-_COUNTER = "counter."
-"""What the names of whole-number buffers in an upload begin with."""
-
-
 class FitsLightningModule(FederatedAlgorithm):
     """A method whose clients and server fit a LightningModule; combined with a method's class.
 
@@ -141,11 +137,12 @@ class FitsLightningModule(FederatedAlgorithm):
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
         """Send the buffers of whole numbers, too, such as counters of steps."""
         update = super().on_client_end(update)
-        counters = {}
-        for name, t in self.named_buffers():
-            if name in self.server.buffers and not (t.is_floating_point() or t.is_complex()):
-                counters[_COUNTER + name] = t.clone()
+        buffers = dict(self.named_buffers())
+        counters = {name: buffers[name].clone() for name in self._counters()}
         return replace(update, payload={**update.payload, **counters})
+
+    def _counters(self) -> list[str]:
+        return [n for n, t in self.server.buffers.items() if not t.is_floating_point()]
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
         """See the base class; of whole numbers, which have no mean, the largest remain."""
@@ -153,10 +150,9 @@ class FitsLightningModule(FederatedAlgorithm):
 
         def noted() -> Iterator[ClientUpdate]:
             for update in updates:
-                for key, t in update.payload.items():
-                    name = key.removeprefix(_COUNTER)
-                    if name != key:
-                        largest[name] = torch.maximum(largest.get(name, t), t)
+                for name in self._counters():
+                    t = update.payload[name]
+                    largest[name] = torch.maximum(largest.get(name, t), t)
                 yield update
 
         sums = super().accumulate(noted())

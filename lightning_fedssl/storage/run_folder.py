@@ -210,7 +210,7 @@ def write_masks(
     A mask has the size of its image; 255 is what was cropped.
 
     Args:
-        masks: ``(images, height, width)``, classes below 256.
+        masks: ``(images, height, width)``, classes below 256; with ``sizes`` squares.
         folder: The folder; it is made.
         files: A file for each image, whose path below the folder the mask gets; none: numbers.
         sizes: Width and height of each image; none: those of the masks.
@@ -223,10 +223,8 @@ def write_masks(
         image = Image.fromarray(mask.cpu().numpy())
         if sizes:
             width, height = sizes[index]
-            scale = min(width / image.width, height / image.height)
-            seen = round(image.width * scale), round(image.height * scale)
-            whole = Image.new("L", (width, height), 255)
-            corner = (width - seen[0]) // 2, (height - seen[1]) // 2
-            whole.paste(image.resize(seen, Image.Resampling.NEAREST), corner)
-            image = whole
+            side = min(width, height)
+            square = image.resize((side, side), Image.Resampling.NEAREST)
+            image = Image.new("L", (width, height), 255)
+            image.paste(square, ((width - side) // 2, (height - side) // 2))
         image.save(path)

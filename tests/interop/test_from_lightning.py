@@ -434,7 +434,7 @@ LINE = partial(FedAvg.from_lightning, Line())
     ("make", "message"),
     [
         (lambda: FixMatch.from_lightning(Line(), plain()), "take FedAvg.from_lightning.*unlabeled_training_step"),
-        (lambda: FedAvg.from_lightning(nn.Linear(1, 1), plain()), "no LightningModule"),  # type: ignore[arg-type]
+        (lambda: FedAvg.from_lightning(nn.Linear(1, 1), plain()), "is not a LightningModule"),  # type: ignore[arg-type]
         (lambda: FedAvg.from_lightning(Line, plain()), "class .*Line.* is not a LightningModule"),  # type: ignore[arg-type]
         (lambda: LINE(plain(), freeze=["net"]), "freeze is what the module itself decides"),
         (lambda: LINE([]), "clients is an empty list"),

@@ -425,13 +425,10 @@ def as_pixels(parts: dict[str, Tensor]) -> dict[str, Tensor]:
         parts: Samples that :func:`as_values` returned, by the names of the parts.
     """
     scales = {_pixel_scale(samples) for samples in parts.values()}
-    scale = scales.pop()
-    if scales or not scale:
+    if len(scales) > 1 or 0 in scales:
         return parts
-    return {
-        part: samples if samples.dtype == torch.uint8 else (samples * scale).round().byte()
-        for part, samples in parts.items()
-    }
+    scale = scales.pop()
+    return {part: (samples * scale).round().byte() for part, samples in parts.items()}
 
 
 def _pixel_scale(samples: Tensor) -> int:

@@ -366,7 +366,6 @@ class MaskFolders(ImageList):
     ) -> None:
         super().__init__(root, image_size, channels)
         self.class_names = class_names
-        self._values: set[int] = set()
 
     def list_images(self) -> Lists:
         """Lists the folders; see the base class."""
@@ -400,13 +399,13 @@ class MaskFolders(ImageList):
             if image.label:
                 mask.copy_(read_mask(image.label, side, image.path))
         values = [*map(int, masks.unique())]
-        self._values |= {*values} - {-1}
-        self.reading.facts["mask values"] = listed([*map(str, sorted(self._values))])
+        shown = listed([str(value) for value in values if value >= 0])
+        self.reading.facts.setdefault("mask values", shown)  # of training samples
         if count == 2 and not any(1 in mask and 255 in mask for mask in masks):
             if not {*values} <= {-1, 0, 1, 255}:
                 self.reading.warn(
-                    f"masks hold {listed([*map(str, values)])} and there are two class_names: "
-                    f"every value above 0 is {self.class_names[1]!r}"
+                    f"masks hold {shown} and there are two class_names: every value above 0 is "
+                    f"{self.class_names[1]!r}"
                 )
             masks.clamp_(max=1)
         masks[masks == 255] = -1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -40,8 +41,14 @@ _MOST_COMPARED = 1000
 _MOST_COLUMNS = 200
 """Features of which each is compared with the labels."""
 
-_FEWEST_ROWS = 10
-"""Fewer rows are not compared with the labels."""
+_FEWEST_ROWS = 20
+"""Fewer rows are not compared."""
+
+_SPREAD = (0.05, 0.5, 0.95)
+"""The quantiles that say where the values of a feature are."""
+
+_FAR = 10
+"""From this multiple of another spread on, a spread or a distance is no matter of the samples."""
 
 _SAME_ORDER = 0.999
 """The smallest correlation between the ranks of a number and those of the same in another unit."""
@@ -154,17 +161,11 @@ class Reading:
             names: The names, each of which counts as another one.
         """
         first: dict[str, str] = {}
-        pairs = []
         for name in names:
             other = first.setdefault(_plain_name(name), name)
             if other != name:
-                pairs.append((other, name))
-        if pairs:
-            forms = {unicodedata.normalize("NFKC", name) for name in pairs[0]}
-            show = repr if len(forms) > 1 else ascii  # they look the same
-            one, other = (show(cut(name)) for name in pairs[0])
-            more = f" ({len(pairs)} such pairs)" if len(pairs) > 1 else ""
-            self.warn(f"the {what} {one} and {other} may be one, spelled twice{more}")
+                self.warn(f"the {what} {cut(other)!a} and {cut(name)!a} may be one, spelled twice")
+                return
 
     def warn_of_column(self, name: str, values: Any, labels: Any) -> None:
         """Say that a column decides the label of every row, as the label in other words does.
@@ -194,18 +195,16 @@ class Reading:
             parts: 8-bit images, or numbers ``(N, ...)``, by the names of the parts.
             names: The names of the first features.
         """
-        wide = set()
-        for part in parts.values():
-            some = _features_of(part)
-            step = some.abs().amax(dim=1) * torch.finfo(torch.float32).eps
-            std = some.std(dim=1, correction=0)
-            wide |= {*((std > 0) & (std < _STEPS * step)).nonzero().flatten().tolist()}
+        wide = []
+        for feature, values in enumerate(_features_of(next(iter(parts.values())))):
+            step = values.abs().max() * torch.finfo(torch.float32).eps
+            if 0 < values.std(correction=0) < _STEPS * step:
+                wide.append(names[feature] if feature < len(names) else f"feature {feature}")
         if wide:
-            found = [names[j] if j < len(names) else f"feature {j}" for j in sorted(wide)]
             self.warn(
-                f"{listed(found)}: large numbers with small differences, kept in 64 "
-                "bits until they are standardised; subtract a constant from them in the file, if "
-                "you export a model, which takes 32 bits"
+                f"{listed(wide)}: large numbers with small differences, kept in 64 bits until they "
+                "are standardised; subtract a constant from them in the file, if you export a "
+                "model, which takes 32 bits"
             )
         to = torch.float64 if wide else torch.float32
         return {
@@ -222,28 +221,39 @@ class Reading:
             unlabeled: Which of them have no label, ``(N,)``.
             others: The test and the validation samples, by part; None for none.
         """
-        known = _features_of(train.images[~unlabeled])
+        known = train.images[~unlabeled]
         parts = {"unlabeled": train.images[unlabeled]}
         parts |= {part: split.images for part, split in others.items() if split is not None}
         for part, images in parts.items():
-            if not len(images) or not known.numel():
-                continue
-            feature, low, high = _far(known, _features_of(images))
-            if feature >= 0:
-                self.warn(
-                    f"many values of {part} samples lie far outside those of the training samples, "
-                    f"or the reverse (of feature or channel {feature}: {low:.3g} to {high:.3g} "
-                    f"here): prepare all parts in the same way"
+            if min(len(images), len(known)) >= _FEWEST_ROWS:
+                self._warn_of_scale(part, _features_of(images), _features_of(known))
+        columns = train.images.T if train.images.dim() == 2 else ()
+        if "columns" not in self.facts:  # of a table its reader compares them
+            for feature, values in enumerate(columns[:_MOST_COLUMNS]):
+                self.warn_of_column(
+                    f"feature {feature}", values.double().numpy(), train.labels.numpy()
                 )
-        if (
-            "columns" not in self.facts
-            and known.shape[0] <= _MOST_COLUMNS
-            and train.images.dim() == 2
-        ):
-            for feature, values in enumerate(train.images.cpu().double().numpy().T):
-                self.warn_of_column(f"feature {feature}", values, train.labels.cpu().numpy())
         if (test := others["test"]) is not None:
             self._warn_of_leak(train, test)
+
+    def _warn_of_scale(self, part: str, values: Tensor, known: Tensor) -> None:
+        """Name a feature whose values ``(features, n)`` lie far outside those of training samples,
+        or the reverse.
+        """
+        low, middle, high = np.quantile(values, _SPREAD, axis=1)
+        known_low, known_middle, known_high = np.quantile(known, _SPREAD, axis=1)
+        one = high - low
+        other = known_high - known_low
+        far = (abs(middle - known_middle) > _FAR * (one + other)) & (one + other > 0)
+        far |= (np.maximum(one, other) > _FAR * np.minimum(one, other)) & (one * other > 0)
+        if far.any():
+            k = far.argmax()
+            self.warn(
+                f"most values of {part} samples lie far outside those of the training samples, or "
+                f"the reverse (of feature or channel {k}: {low[k]:.3g} to {high[k]:.3g}, in "
+                f"training {known_low[k]:.3g} to {known_high[k]:.3g}): prepare all parts in the "
+                "same way"
+            )
 
     def _warn_of_leak(self, train: ImageSplit, test: ImageSplit) -> None:
         """Say how many test samples have the same content as a training sample, and which training
@@ -300,40 +310,23 @@ def _plain_name(name: str) -> str:
 
 def _decides(values: Any, labels: Any) -> bool:
     """Whether values decide the labels, and this is no coincidence."""
-    value = np.unique(values, return_inverse=True)[1]
-    label = np.unique(labels, return_inverse=True)[1]
-    rows = len(label)
-    classes = int(label.max(initial=0)) + 1
-    if classes < 2 or rows < _FEWEST_ROWS:
+    rows = len(labels)
+    counts = Counter(labels.tolist())
+    if rows < _FEWEST_ROWS or len(counts) < 2:
         return False
-    if 2 * classes > rows:  # numbers to predict; in another unit they may be rounded
-        same = abs(float(np.corrcoef(value, label)[0, 1])) > _SAME_ORDER
-        return bool(values.dtype.kind == "f") and same
-    pairs = len({*zip(value.tolist(), label.tolist(), strict=True)})
-    largest = np.bincount(label).max() / rows
-    return pairs == value.max() + 1 and (rows - pairs) * math.log(largest) < _BY_CHANCE
+    if 2 * len(counts) > rows:  # numbers to predict; in another unit they may be rounded
+        ranks = [part.argsort().argsort() for part in (values, labels)]
+        return bool(abs(np.corrcoef(*ranks)[0, 1]) > _SAME_ORDER) and values.dtype.kind == "f"
+    different = len({*values.tolist()})
+    pairs = len({*zip(values.tolist(), labels.tolist(), strict=True)})
+    chance = (rows - different) * math.log(max(counts.values()) / rows)
+    return pairs == different and chance < _BY_CHANCE
 
 
 def _features_of(samples: Tensor) -> Tensor:
     """The values of some samples by their first dimension, ``(features, n)`` in 64 bits."""
     some = samples[:: max(1, len(samples) // _MOST_COMPARED)].detach().cpu()
     return some.transpose(0, 1).flatten(1).double()
-
-
-def _far(train: Tensor, part: Tensor) -> tuple[int, float, float]:
-    """The feature of which most values lie far outside the range of the other part, more than of
-    samples of one kind, with its range in the part; ``(features, n)`` each. -1 for none.
-    """
-    for inner, outer in ((train, part), (part, train)):
-        low, high = inner.aminmax(dim=1, keepdim=True)
-        width = high - low
-        outside = (outer - low < -width) | (outer - high > width)
-        share = (outside & (width > 0)).double().mean(dim=1)
-        # Of samples of one kind, none of n lies where a share s does, with (1 - s)^n.
-        if share.max() > max(0.02, 1 - math.exp(_BY_CHANCE / inner.shape[1])):
-            feature = int(share.argmax())
-            return feature, float(part[feature].min()), float(part[feature].max())
-    return -1, 0.0, 0.0
 
 
 def _equal_by_chance(rows: Tensor, others: int) -> bool:
