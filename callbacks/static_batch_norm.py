@@ -21,7 +21,6 @@ from lightning_fedssl.functional.batch_norm import (
     Statistics,
     average_moments,
     batch_moments,
-    combine_moments,
     has_static_batch_norm,
     measuring_batches,
 )
@@ -149,7 +148,8 @@ class StaticBatchNorm(FederatedCallback):
 
     def _statistics(self, trainer: Run, algorithm: FederatedAlgorithm) -> Statistics:
         if self.source == "moments":
-            combined = combine_moments(self._all_moments(trainer, algorithm))
+            found = self._all_moments(trainer, algorithm)
+            combined = algorithm.federation.accepted_moments(found)
             return {name: (moments.mean, moments.variance) for name, moments in combined.items()}
         if self.source == "pooled" and self._counts and not self.has_images:
             self._send_images(trainer)
@@ -186,7 +186,7 @@ class StaticBatchNorm(FederatedCallback):
                 joined[name] += ranks[number % len(ranks)][name][first : first + uses]
         return joined
 
-    def _all_moments(self, trainer: Run, algorithm: FederatedAlgorithm) -> list[LayerMoments]:
+    def _all_moments(self, trainer: Run, algorithm: FederatedAlgorithm) -> dict[int, LayerMoments]:
         """The moments of the server and then of every client in order.
 
         The parties are divided among the ranks.
@@ -206,7 +206,9 @@ class StaticBatchNorm(FederatedCallback):
             if party != sampling.SERVER:
                 self._transfer(trainer, party, "up", _sizes_of_moments(moments))
         sent = move_data_to_device(mine, torch.device("cpu")) if trainer.world_size > 1 else mine
-        return list(taken(ChainMap(*trainer.gather(sent)), parties).values())
+        everyone = taken(ChainMap(*trainer.gather(sent)), parties)
+        moved: dict[int, LayerMoments] = move_data_to_device(everyone, trainer.fabric.device)
+        return moved
 
     def _transfer(self, trainer: Run, client: int, direction: Direction, sizes: Sizes) -> None:
         if self._counts:

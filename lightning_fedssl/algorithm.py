@@ -374,6 +374,17 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
         """
         return update.sizes()
 
+    def payload_limits(self, update: ClientUpdate) -> Mapping[str, tuple[Any, Any]]:
+        """The smallest and the largest possible value of each tensor of an update's payload, by
+        name.
+
+        The server rejects updates with other values. A tensor that is not named must be finite.
+
+        Args:
+            update: Its ``payload`` may be a lie.
+        """
+        return {}
+
     def on_client_start(self, data: LocalData) -> LocalWork:
         """What a client does in this round. A client without steps skips the round.
 

@@ -108,6 +108,17 @@ class Federation(Protocol):
             deployment, a client that does not answer is left out.
         """
 
+    def accepted_moments(self, found: Mapping[int, LayerMoments]) -> LayerMoments:
+        """The moments of all parties together, as the rules of ``trainer.updates`` judge and
+        combine them; every rank must call it with those of all.
+
+        Args:
+            found: The moments of each party.
+
+        Returns:
+            Those of all; empty if none is accepted.
+        """
+
     def validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of all validation images: inputs ``(batch, channels, height, width)`` and labels
         ``(batch,)``.

@@ -30,7 +30,7 @@ as of their last round.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -234,6 +234,10 @@ class CBAFed(FederatedAlgorithm):
         if "connects" in update.payload:
             self.connect()
         return replace(update, payload={"counts": update.payload["counts"]})
+
+    def payload_limits(self, update: ClientUpdate) -> Mapping[str, tuple[Any, Any]]:
+        """One label for each image."""
+        return {"counts": (0, update.num_samples)}
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
         """Sum the models, and keep the counts of every client.

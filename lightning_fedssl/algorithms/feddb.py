@@ -30,7 +30,7 @@ static_batch`` measures them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -160,6 +160,10 @@ class FedDB(ServerPhases):
         """Upload p_s, if the server weighs by it."""
         p_s = self.prior.get_buffer("p_s").clone()
         return replace(update, payload={"p_s": p_s}) if self.debias_weights else update
+
+    def payload_limits(self, update: ClientUpdate) -> Mapping[str, tuple[Any, Any]]:
+        """Mean probabilities."""
+        return {"p_s": (0, 1)}
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
         """The mean of the clients' models, which are all in memory: their weights depend on every

@@ -31,6 +31,7 @@ batches is drawn as that of a round 0.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -170,11 +171,15 @@ class FL2(GlobalLabels):
         divergences = self.task.divergences(raised, self.task.probabilities(target.detach()))
         return loss + (divergences * batch["sure"]).mean()
 
+    def payload_limits(self, update: ClientUpdate) -> Mapping[str, tuple[Any, Any]]:
+        """A mean of probabilities."""
+        return {"status": (0, 1)}
+
     def client_weight(self, update: ClientUpdate) -> float:
         """``1 - t_k``, or as ``client_weighting`` says."""
         if not self.status_weighting:
             return super().client_weight(update)
-        return 1 - float(update.payload["status"].clamp(0, 1))  # a client may send anything
+        return 1 - float(update.payload["status"].clamp(0, 1))  # rounding
 
     def _raised(self, weights: State, batch: Batch) -> State:
         """The weights after ASAM's step against the cross-entropy of the sure images: w + eps."""

@@ -32,7 +32,7 @@ row and its nearest row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -197,6 +197,10 @@ class ProxyFL(ReceivedModelLabels):
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
         """Upload the counts of the last epoch."""
         return replace(update, payload={"counts": self.prior.get_buffer("counts").clone()})
+
+    def payload_limits(self, update: ClientUpdate) -> Mapping[str, tuple[Any, Any]]:
+        """In an epoch each image once, and a batch of labelled ones at each step."""
+        return {"counts": (0, 3 * update.num_samples)}
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
         """Sum the models; store the clients' classifiers for the tuning, and update the prior."""

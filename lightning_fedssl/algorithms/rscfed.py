@@ -28,7 +28,7 @@ model that was trained on the labelled clients: ``warmup_rounds``, or ``init_fro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -189,6 +189,10 @@ class RSCFed(FederatedAlgorithm):
             self.teacher_follows()
             self.clients.put(update.client, "teacher", copied(tensors_of(self.teacher)))
         return update
+
+    def payload_limits(self, update: ClientUpdate) -> Mapping[str, tuple[Any, Any]]:
+        """Whether the client has labels."""
+        return {"is_labeled": (0, 1)}
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
         """The sub-consensus of the drawn clients, whose models are all in memory: they are weighed

@@ -18,7 +18,7 @@ keep for themselves, and statistics of batch norm, have no variate.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -85,14 +85,22 @@ class SCAFFOLD(FedAvg):
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
         """Store ``c_i'``, and send ``c_i' - c_i = (x - y) / (K eta_l) - c``."""
-        x = self.server.parameters
-        c = self.server.extra["c"]
         own = self.variate(update.client)
-        steps = update.num_steps * self.current_round.client_lr
-        moved = paired(lambda y, start: (start - y) / steps, update.parameters, x)
-        change = paired(torch.sub, moved, c)
+        change = self.change_of(update)
         self.clients.put(update.client, "c", paired(torch.add, own, change))
         return replace(update, payload=prefixed("c.", change))
+
+    def change_of(self, update: ClientUpdate) -> State:
+        """``(x - y) / (K eta_l) - c``."""
+        steps = update.num_steps * self.current_round.client_lr
+        x = self.server.parameters
+        moved = paired(lambda y, start: (start - y) / steps, update.parameters, x)
+        return paired(torch.sub, moved, self.server.extra["c"])
+
+    def payload_limits(self, update: ClientUpdate) -> Mapping[str, tuple[Any, Any]]:
+        """What follows from y, which the server has."""
+        change = prefixed("c.", self.change_of(update))
+        return {name: (t, t) for name, t in change.items()}
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
         """Sum the models, and the changes of the variates."""

@@ -27,7 +27,7 @@ more than the labels do, so the server weighs less, and its steps have momentum.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -127,6 +127,10 @@ class SelfTraining(ServerPhases):
         """A tensor like the one that a client sends beside its model: ``sum c``, a scalar."""
         weight = next(iter(self.server.parameters.values()))
         return {"weight": at_least_float32(weight).new_zeros(())}
+
+    def payload_limits(self, update: ClientUpdate) -> Mapping[str, tuple[Any, Any]]:
+        """A sum of at most 1 for each sample."""
+        return {"weight": (0, update.num_samples)}
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
         """Sum the updates, and keep the weights that they start from."""

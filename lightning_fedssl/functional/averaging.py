@@ -71,7 +71,8 @@ def is_finite(tensors: Iterable[Tensor]) -> bool:
     The sum of a tensor is not finite if one of its numbers is NaN or infinite, and it is cheap to
     compute. The function also returns False for finite numbers so large that their sum overflows.
     """
-    sums = [t.sum() for t in tensors]
+    wide = torch.float32  # in 16 bits the sum of ordinary numbers may overflow
+    sums = [t.sum(dtype=torch.promote_types(t.dtype, wide)) for t in tensors]
     return not sums or math.isfinite(float(torch.stack(sums).sum()))
 
 

@@ -72,6 +72,10 @@ class RunFederation(Federation):
         """See :meth:`Federation.transfer`."""
         self.run.transfer(client, direction, sizes)
 
+    def accepted_moments(self, found: Mapping[int, LayerMoments]) -> LayerMoments:
+        """See :meth:`Federation.accepted_moments`."""
+        return self.judge.rules.moments(found)
+
     def validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """See :meth:`Federation.validation_batches`."""
         return iter(self.run.datamodule.evaluation_batches("validate", self.run.dtype))

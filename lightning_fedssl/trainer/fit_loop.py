@@ -11,6 +11,7 @@ import torch
 from lightning.fabric import Fabric
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStopping, EarlyStoppingReason
+from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.callback import FederatedCallback
@@ -181,6 +182,7 @@ def run_round(trainer: Run, federation: RunFederation, index: int) -> Metrics:
     check_server(trainer.algorithm.server, trainer.fabric, index)
     federation.end_round()
     trainer.hooks.call("on_global_model")
+    check_finite(trainer.algorithm.server, index)  # callbacks may have measured statistics
     if federation.judge.client_seconds:
         images = trainer.scalars.weight("client/loss")
         trainer.scalars.count("time/client_samples_per_s", images / federation.judge.client_seconds)
@@ -221,18 +223,26 @@ def check_server(server: ServerState, fabric: Fabric, round_index: int) -> None:
     They differ only where kernels are not deterministic, which is on CUDA devices.
 
     Raises:
-        ValueError: If a weight is not finite.
+        ValueError: If a weight or a buffer is not finite.
     """
-    if not is_finite(server.parameters.values()):
-        raise ValueError(
-            f"round {round_index}: the global model has weights that are not finite: "
-            "training diverged; lower "
-            "the learning rate (model.optimizer.init_args.lr) or set model.gradient_clip_norm. "
-            "Checkpoints of earlier "
-            "rounds are as they were"
-        )
+    check_finite(server, round_index)
     if fabric.world_size > 1 and fabric.device.type == "cuda":
         for state in (server.parameters, server.buffers, server.personal, *server.extra.values()):
             for tensor in state.values():
                 if tensor.dim():
                     torch.distributed.broadcast(tensor, src=0)
+
+
+def check_finite(server: ServerState, round_index: int) -> None:
+    """Refuse a global model that is not finite.
+
+    Raises:
+        ValueError: If a weight or a buffer is not finite.
+    """
+    model = {**server.model(), **server.personal}
+    if not is_finite(filter(Tensor.is_floating_point, model.values())):
+        raise ValueError(
+            f"round {round_index}: the global model has weights or buffers that are not finite: "
+            "training diverged; lower the learning rate (model.optimizer.init_args.lr) or set "
+            "model.gradient_clip_norm. Checkpoints of earlier rounds are as they were"
+        )

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any
 
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State
@@ -17,7 +16,8 @@ from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate, load_state
 from lightning_fedssl.system import Outcome
 from lightning_fedssl.updates.acceptance import check_update
-from lightning_fedssl.updates.rule import Arrival, UpdateRule
+from lightning_fedssl.updates.arrivals import Rules
+from lightning_fedssl.updates.rule import Arrival
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Judge:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.rules: list[UpdateRule] = run.updates
+        self.rules = Rules(run)
         self.outcomes: dict[int, Outcome] = {}
         self.received: dict[int, State] = {}
         self.client_seconds = 0.0
@@ -105,10 +105,7 @@ class Judge:
         Args:
             updates: Those of this rank's clients; taking one trains its client.
         """
-        accepted = self.judged(updates)
-        for rule in self.rules:
-            accepted = rule.combine(self.run, self.run.algorithm, accepted)
-        return accepted
+        return self.rules.combined(self.judged(updates))
 
     def judged(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """Those of all ranks that the server accepts.
@@ -123,7 +120,7 @@ class Judge:
         waiting = list[Arrival]()
         for update in updates:
             received = self.received.pop(update.client, {})
-            arrival = self._checked(Arrival(update), received)
+            arrival = self.rules.alone(Arrival(update), received, check_update)
             held = arrival.reason is None and any(rule.holds(arrival) for rule in self.rules)
             if waits or waiting or held:
                 waiting.append(arrival.copied())
@@ -134,42 +131,11 @@ class Judge:
                     yield arrival.update
         self.client_seconds = time.perf_counter() - started
         load_state(run.algorithm, run.algorithm.server.personal)
-        for arrival in self._compared(self._exchange(waiting), passed):
+        for arrival in self.rules.together(self._exchange(waiting), passed):
             self.settle(arrival.update.client, arrival.reason)
             if arrival.reason is None:
                 yield arrival.update.to(run.fabric.device)
         run.hooks.call("on_aggregate")
-
-    def _checked(self, arrival: Arrival, received: State) -> Arrival:
-        """What single updates are rejected for, and what rules make of them.
-
-        Args:
-            arrival: The update as it was sent.
-            received: What its client received; a tensor that it lacks is the server's.
-        """
-        run = self.run
-        algorithm = run.algorithm
-        if reason := check_update(algorithm, arrival.update):
-            return arrival.rejected(reason)
-        received = {**algorithm.server.model(), **received}  # a client may get a model of its own
-        for rule in self.rules:
-            before = arrival.update
-            if arrival.reason is None:
-                arrival = rule.on_update(run, algorithm, arrival, received)
-            if arrival.update is not before and (reason := check_update(algorithm, arrival.update)):
-                return arrival.rejected(reason)
-        return arrival
-
-    def _compared(
-        self, arrivals: list[Arrival], passed: Sequence[Mapping[str, Any]]
-    ) -> list[Arrival]:
-        """The arrivals of a round as rules judge them that look at all; the same on every rank."""
-        for rule in self.rules:
-            valid = [arrival for arrival in arrivals if arrival.reason is None]
-            judged = rule.on_round(self.run, self.run.algorithm, valid, passed)
-            found = {arrival.update.client: arrival for arrival in judged}
-            arrivals = [found.get(arrival.update.client, arrival) for arrival in arrivals]
-        return arrivals
 
     def _exchange(self, own: list[Arrival]) -> list[Arrival]:
         """The arrivals of all ranks, in the order of the cohort.

@@ -20,6 +20,9 @@ from lightning_fedssl.updates.rule import Arrival, UpdateRule
 FEWEST = 3
 """The smallest number of valid updates in a round for which the median is used."""
 
+_ROUNDING = 1e-3
+"""The share by which the numbers of two machines, or of 16 bits, may differ."""
+
 _KINDS = ("weights", "buffers")
 
 MOST = 2**53
@@ -68,6 +71,26 @@ def check_update(
     return (
         None if math.isfinite(weight) and weight >= 0 else f"has the weight {weight} in the average"
     )
+
+
+def check_payload(algorithm: FederatedAlgorithm, update: ClientUpdate) -> str | None:
+    """Why the server rejects what a client sent beside its model; None if there is no reason.
+
+    Args:
+        algorithm: It knows which values are possible.
+        update: The update as it was sent.
+    """
+    possible = {}
+    for name, limits in algorithm.payload_limits(update).items() if update.payload else ():
+        if name in update.payload:
+            t = update.payload[name]
+            low, high = (torch.as_tensor(limit).to(t) for limit in limits)
+            rounding = _ROUNDING * (1 + high.abs())
+            possible[name] = ((t >= low - rounding) & (t <= high + rounding)).all()
+    if possible and not bool(torch.stack([*possible.values()]).all()):
+        wrong = [name for name, is_possible in possible.items() if not is_possible]
+        return f"sent {wrong[0]!r} with values that are not possible"
+    return None
 
 
 def described(t: Tensor) -> str:

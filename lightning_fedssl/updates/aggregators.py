@@ -73,9 +73,9 @@ class Aggregator(UpdateRule, ABC):
         require_a_mean(self, trainer.algorithm)
         if trainer.clients_per_round < self.fewest():
             raise ValueError(
-                f"trainer.updates: {type(self).__name__} leaves out no liar of so few clients: set "
-                f"trainer.clients_per_round to {self.fewest()} or more, or take Median (3 or "
-                "more) or a larger share"
+                f"trainer.updates: {type(self).__name__} does not keep its promise for so few "
+                f"clients: set trainer.clients_per_round to {self.fewest()} or more, or take "
+                "Median (3 or more), a larger TrimmedMean.share or fewer Krum.attackers"
             )
 
     @abstractmethod
@@ -91,7 +91,9 @@ class Aggregator(UpdateRule, ABC):
         """
 
     def fewest(self) -> int:
-        """The smallest number of updates of which the rule leaves one out, as no mean does."""
+        """The smallest number of updates for which the rule withstands one liar, and Krum its
+        attackers.
+        """
         return 3
 
     def combine(
@@ -164,7 +166,7 @@ class Krum(Aggregator):
     1703.02757).
 
     The score of an update is the sum of its squared distances to the ``n - f - 2`` nearest others,
-    at least one. The proof needs ``2 f + 3`` updates.
+    at least one. It takes ``2 f + 3`` updates: of fewer, f equal ones are closest to each other.
 
     Args:
         attackers: f, the largest number of attackers in a round.
@@ -181,8 +183,8 @@ class Krum(Aggregator):
         self.attackers = attackers
 
     def fewest(self) -> int:
-        """See :meth:`Aggregator.fewest`; as many as there are attackers are left out."""
-        return max(3, 1 + self.attackers)
+        """See :meth:`Aggregator.fewest`."""
+        return 2 * self.attackers + 3
 
     def aggregate(self, updates: Tensor) -> Tensor:
         """The update with the lowest score."""

@@ -45,7 +45,7 @@ def test_a_rule_returns_the_only_update(rule: Any) -> None:
     assert torch.equal(rule.aggregate(LINE[3:4]), LINE[3])
 
 
-RULES = [(Median(), 3), (TrimmedMean(), 5), (TrimmedMean(0.29), 4), (Krum(), 3), (Krum(4), 5)]
+RULES = [(Median(), 3), (TrimmedMean(), 5), (TrimmedMean(0.29), 4), (Krum(1), 5), (Krum(), 7), (Krum(4), 11)]
 
 
 @pytest.mark.parametrize("lie", [1e6, 1e20, 3e38])
@@ -56,6 +56,24 @@ def test_one_liar_among_the_fewest_clients_has_no_say(rule: Any, fewest: int, li
     result = rule.aggregate(updates)
     assert rule.fewest() == fewest
     assert (result - honest.mean(0)).norm() < 2 * (honest - honest.mean(0)).norm(dim=1).max()
+
+
+@pytest.mark.parametrize("lie", [1e6, 1e20, -3e38])
+@pytest.mark.parametrize("clients", range(3, 21))
+def test_as_many_equal_liars_as_a_rule_withstands_have_no_say(clients: int, lie: float) -> None:
+    """For every rule that accepts so few clients; between the honest ones is between their extremes in each number."""
+    liars: dict[Any, int] = {Median(): (clients - 1) // 2}
+    liars |= {TrimmedMean(share): int(share * clients) for share in (0.1, 0.2, 0.34, 0.49)}
+    liars |= {Krum(attackers): attackers for attackers in range(1, 10)}
+    tried = 0
+    for rule, number in liars.items():
+        if clients >= rule.fewest():
+            honest = torch.randn(clients - number, 50, generator=torch.Generator().manual_seed(clients))
+            result = rule.aggregate(torch.cat([torch.full((number, 50), lie), honest]))
+            assert (result >= honest.min(0).values).all(), (type(rule), vars(rule))
+            assert (result <= honest.max(0).values).all(), (type(rule), vars(rule))
+            tried += number > 0
+    assert tried
 
 
 @pytest.mark.parametrize(("rule", "fewest"), RULES)
@@ -161,7 +179,7 @@ def test_two_ranks_apply_the_same_rule_to_the_same_updates(ranks: int, tmp_path:
     models = []
     for number in (1, ranks):
         algorithm = toy_semifl()
-        settings = {"updates": [SignFlip(0.5), Krum(1)]}
+        settings = {"updates": [SignFlip(0.5), Median()]}
         toy_trainer(tmp_path / str(number), **settings, **forked(number)).fit(algorithm, ToyData())
         models.append(weights(algorithm))
     assert_same(*models)
