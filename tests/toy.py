@@ -27,7 +27,7 @@ from lightning_fedssl.trainer import FederatedTrainer
 
 Method = TypeVar("Method", bound=FederatedAlgorithm)
 
-SPEC = DatasetSpec("mnist", 3, (1, 8, 8), (0.5,), (0.25,), ("a", "b", "c"))
+SPEC = DatasetSpec("mnist", 3, (1, 8, 8), (0.5,), (0.25,), ("a", "b", "c"), measured=False)
 
 
 def images_of(labels: Tensor, seed: int) -> Tensor:

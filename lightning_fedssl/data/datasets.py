@@ -66,6 +66,9 @@ class DatasetSpec:
             are mean and std.
         usual_views: Whether there are usual views, which ``auto`` means.
         client_names: The data's own clients in the order of their numbers; empty if they have none.
+        measured: Whether mean and deviation come from the training samples, whoever has them;
+            False for constants that were known before.
+        fitted: What else the samples' numbers take from all training samples, in words.
     """
 
     name: str
@@ -77,6 +80,8 @@ class DatasetSpec:
     pixels: bool = True
     usual_views: bool = True
     client_names: tuple[str, ...] = ()
+    measured: bool = True
+    fitted: tuple[str, ...] = ()
 
     @property
     def noun(self) -> str:
@@ -128,7 +133,7 @@ IMAGE_FOLDER = "image_folder"
 """The name of :class:`~lightning_fedssl.data.sources.image_lists.ImageFolder`."""
 
 SPECS: dict[str, DatasetSpec] = {
-    spec.name: spec
+    spec.name: replace(spec, measured=False)
     for spec in (
         DatasetSpec("digits", 10, (1, 8, 8), (0.3052,), (0.3760,), _DIGITS),
         DatasetSpec("mnist", 10, (1, 28, 28), (0.1307,), (0.3081,), _DIGITS),

@@ -77,6 +77,11 @@ class ServerData(FederatedDataModule):
         """None: the clients' part of the labels changes with every client that connects."""
         return ""
 
+    @property
+    def constants_of_clients(self) -> list[str]:
+        """None: they are those of the server's samples."""
+        return []
+
     def clients_without_images(self) -> list[int]:
         """Those whose nodes have said so; of a client that connects later, nothing is known yet."""
         return [

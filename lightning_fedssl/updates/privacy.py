@@ -391,6 +391,7 @@ def uncovered(trainer: Run, algorithm: FederatedAlgorithm) -> list[str]:
             "trainer.precision: updates and noise are rounded to 16 bits; take 32-true or a mixed "
             "precision."
         )
+    found += trainer.datamodule.constants_of_clients
     for rule in trainer.callbacks:
         if isinstance(rule, UpdateRule) and rule.compares:
             found.append(

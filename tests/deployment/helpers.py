@@ -40,7 +40,6 @@ METHODS: dict[str, tuple[Callable[[], FederatedAlgorithm], Callable[[], ToyData]
     "SelfTraining": (h.toy_self_training, partial(ToyData, class_shares=h.STATED)),
     "FedSHVR": (partial(h.toy_shvr, ramp_epochs=2), AT_CLIENTS),
     "MeanTeacher": (partial(toy, MeanTeacher, "batch"), AT_CLIENTS),
-    "SelfTraining": (h.toy_self_training, ToyData),
     "FedSwitch": (partial(h.toy_fedswitch, beta=0.0, client_steps=3), ToyData),
 }
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 pytest.importorskip("dp_accounting", reason="dp-accounting is not installed: pip install .[privacy]")
 
@@ -23,7 +24,11 @@ from scipy.stats import beta
 from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
+from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
+from lightning_fedssl.data.partition.natural import NaturalClients
+from lightning_fedssl.data.sources.arrays import Datasets
+from lightning_fedssl.data.sources.table import Table
 from lightning_fedssl.export.model_card import model_card
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.models import CNN, MLP
@@ -406,6 +411,53 @@ def test_what_the_analysis_does_not_cover_is_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match=named):
         trainer_of(tmp_path, **keys).fit(make(), data())
+
+
+def rows_of_clients(**kwargs: Any) -> FederatedDataModule:
+    """Rows of four clients, each with labels; the first client's are shifted."""
+    rows, shift = torch.randn(80, 4, generator=torch.Generator().manual_seed(0)), kwargs.pop("shift", 0.0)
+    labels, clients = torch.arange(80) % 2, torch.arange(80) % 4
+    train = TensorDataset(rows + shift * (clients == 0)[:, None], labels)
+    source = Datasets(train, TensorDataset(rows, labels), client_ids=clients.tolist())
+    given = {"num_clients": 4, "num_labels": "all", "label_location": "clients", "partition": NaturalClients()}
+    return FederatedDataModule(source, **{**given, "validation": 0, "weak": "none", "strong": "none", **kwargs})
+
+
+def table_of(tmp_path: Path, head: str, row: str) -> FederatedDataModule:
+    file = tmp_path / "rows.csv"
+    file.write_text("\n".join([f"{head},label", *(f"{row},{k % 2}" for k in range(59)), ",0"]))
+    given: dict[str, Any] = {"num_labels": "all", "weak": "none", "strong": "none", "normalize": False}
+    return FederatedDataModule(Table(str(file)), num_clients=4, label_location="clients", **given)
+
+
+@pytest.mark.parametrize(
+    ("make_data", "named"),
+    [
+        (lambda path: rows_of_clients(), "data.normalize: .*public {mean"),
+        (lambda path: rows_of_clients(backbone=nn.Identity()), "data.normalize: .*set it to false"),
+        (lambda path: table_of(path, "age", "30"), "the median of age"),
+        (lambda path: table_of(path, "town", "Rome"), "the categories of town"),
+    ],
+)
+def test_constants_of_clients_samples_are_refused(make_data: Any, named: str, tmp_path: Path) -> None:
+    trainer, data = trainer_of(tmp_path, clients_per_round=2), make_data(tmp_path)
+    with pytest.raises(ValueError, match=named):
+        trainer.fit(FedAvg(network=MLP, client_weighting="uniform"), data)
+
+
+def test_the_description_of_a_private_model_is_no_function_of_the_samples(tmp_path: Path) -> None:
+    """Of two federations that differ in one client, but for what the noisy model answers."""
+    found = []
+    for shift in (0.0, 5.0):
+        folder = tmp_path / str(shift)
+        trainer = trainer_of(folder, clients_per_round=2, max_rounds=1)
+        algorithm = FedAvg(network=MLP, client_weighting="uniform")
+        public = {"mean": [0.0] * 4, "std": [1.0] * 4}
+        trainer.fit(algorithm, rows_of_clients(shift=shift, normalize=public))
+        trainer.save_model(folder)
+        found.append(json.loads((folder / "model.json").read_text()))
+        del found[-1]["metrics"]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("name", ["semifl", "fedavg_momentum", "fixmatch", "uda", "pseudo_label", "mean_teacher"])

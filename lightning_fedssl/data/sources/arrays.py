@@ -76,6 +76,7 @@ class Datasets(DataSource):
     """
 
     feature_names: Sequence[str] = ()
+    fitted: tuple[str, ...] = ()
 
     # Dataset and not Dataset[Any]: for that, jsonargparse accepts no arguments of the class that is
     # given.
@@ -145,6 +146,7 @@ class Datasets(DataSource):
         spec = DatasetSpec(
             type(self).__name__, len(names), tuple(x.shape[1:]), *measure(x), names,
             pixels=x.dtype == torch.uint8, usual_views=False, client_names=client_names,
+            fitted=self.fitted,
         )  # fmt: skip
         validation = None
         if "validation" in samples:

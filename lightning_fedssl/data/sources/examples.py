@@ -67,6 +67,14 @@ def _loaded(values: Tensor, labels: Tensor, names: tuple[str, ...], name: str) -
     train, test = every_fifth(values, labels)
     mean, std = measure(train.images)
     spec = DatasetSpec(
-        name, len(names), tuple(values.shape[1:]), mean, std, names, pixels=False, usual_views=False
+        name,
+        len(names),
+        tuple(values.shape[1:]),
+        mean,
+        std,
+        names,
+        pixels=False,
+        usual_views=False,
+        measured=False,
     )
     return LoadedData(spec, train, test)

@@ -112,7 +112,15 @@ class ImageList(DataSource):
         shape = (self.channels, self.image_size, self.image_size)
         normalization = _NORMALIZATION[self.channels]
         return DatasetSpec(
-            name, len(names), shape, *normalization, names, True, self.usual_views, clients
+            name,
+            len(names),
+            shape,
+            *normalization,
+            names,
+            True,
+            self.usual_views,
+            clients,
+            measured=False,
         )
 
     def load(self) -> LoadedData:
