@@ -38,7 +38,6 @@ from lightning_fedssl.data.sources.image_lists import ImageFolder, ImageTable
 from lightning_fedssl.data.sources.lightning_data import FromLightning
 from lightning_fedssl.data.sources.reading import Reading
 from lightning_fedssl.data.sources.table import Table
-from lightning_fedssl.functional.frozen import listed
 from lightning_fedssl.models.backbones import Backbone
 from lightning_fedssl.storage.other_names import NamesKeys
 from lightning_fedssl.task import Classification, Task
@@ -850,18 +849,12 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         """The constants that are computed from the samples of clients, too: a sentence with the
         key and the remedy for each.
         """
-        found = []
-        measured = self.spec.measured or self.backbone is not None
-        if measured and self.normalize and not isinstance(self.normalize, dict):
-            public = "false" if self.backbone else "public {mean: [...], std: [...]}, or false"
+        rows = "data.dataset: {} of all clients' rows; give columns of numbers without empty cells."
+        found = [rows.format(words) for words in self.spec.fitted]
+        if self.normalize is True and (self.spec.measured or self.backbone is not None):
             found.append(
-                "data.normalize: mean and deviation are those of all clients' samples; set it to "
-                f"{public}."
-            )
-        if fitted := self.spec.fitted:
-            found.append(
-                f"data.dataset: the features take {listed(fitted)} from all clients' rows; fill "
-                "empty cells and give columns of numbers (0 or 1 for a category) instead."
+                "data.normalize: mean and deviation are those of all clients' samples; give public "
+                "{mean: [...], std: [...]} (of a backbone's features there are none), or false."
             )
         return found
 

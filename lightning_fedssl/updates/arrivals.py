@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ Check = Callable[[FederatedAlgorithm, ClientUpdate], str | None]
 """Why an update is rejected whatever the others are; None if there is no reason."""
 
 
-class Rules:
+class Rules(list[UpdateRule]):
     """The rules of a run in their order.
 
     Args:
@@ -38,11 +37,8 @@ class Rules:
     """
 
     def __init__(self, trainer: Run) -> None:
+        super().__init__(trainer.updates)
         self.trainer = trainer
-        self._rules: list[UpdateRule] = trainer.updates
-
-    def __iter__(self) -> Iterator[UpdateRule]:
-        return iter(self._rules)
 
     def alone(self, arrival: Arrival, received: State, check: Check) -> Arrival:
         """What single updates are rejected for, and what rules make of them.
@@ -57,7 +53,7 @@ class Rules:
         reason = check(algorithm, arrival.update) or check_payload(algorithm, arrival.update)
         if reason:
             return arrival.rejected(reason)
-        for rule in self._rules:
+        for rule in self:
             before = arrival.update
             if arrival.reason is None:
                 arrival = rule.on_update(self.trainer, algorithm, arrival, received)
@@ -74,7 +70,7 @@ class Rules:
             arrivals: Those that have waited.
             passed: The notes of those that have not, and were accepted.
         """
-        for rule in self._rules:
+        for rule in self:
             valid = [arrival for arrival in arrivals if arrival.reason is None]
             judged = rule.on_round(self.trainer, self.trainer.algorithm, valid, passed)
             found = {arrival.update.client: arrival for arrival in judged}
@@ -83,7 +79,7 @@ class Rules:
 
     def combined(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """What is averaged in place of accepted updates; with a rule that combines, it is one."""
-        for rule in self._rules:
+        for rule in self:
             updates = rule.combine(self.trainer, self.trainer.algorithm, updates)
         return updates
 
@@ -100,12 +96,17 @@ class Rules:
         Returns:
             Those of all; empty if none is accepted.
         """
-        trainer = self.trainer
-        known = trainer.algorithm.server.buffers
+        run = self.trainer
+        known = run.algorithm.server.buffers
+        centre = {}
+        if any(rule.place == 2 for rule in self):
+            for layer in next(iter(found.values()), ()):
+                means = torch.stack([moments[layer].mean for moments in found.values()])
+                centre[layer] = means.nanmedian(dim=0).values
         accepted = []
         arrivals = []
         for party, moments in found.items():
-            update = _as_update(party, moments)
+            update = _as_update(party, moments, centre)
             if party == sampling.SERVER:  # which trusts itself
                 accepted.append(update)
                 continue
@@ -115,19 +116,16 @@ class Rules:
             if arrival.reason is None:
                 accepted.append(arrival.update)
                 continue
-            if trainer.is_global_zero:
-                trainer.scalars.count("client/refused", 1)
+            if run.is_global_zero:
+                run.scalars.count("client/refused", 1)
             _log.warning(
                 "round %d: client %d: it %s; statistics without it",
-                trainer.round_index,
-                arrival.update.client,
-                arrival.reason,
-            )
-        if accepted and any(rule.place == 2 for rule in self._rules):
-            centre = _centre(accepted)
-            around = [_around(update, centre, 1) for update in accepted]
-            accepted = [_around(update, centre, -1) for update in self.combined(iter(around))]
-        return combine_moments(_as_moments(update, found) for update in accepted)
+                run.round_index, arrival.update.client, arrival.reason,
+            )  # fmt: skip
+        combined = self.combined(iter(accepted))
+        return combine_moments(
+            _as_moments(update, found[update.client], centre) for update in combined
+        )
 
 
 def check_moments(algorithm: FederatedAlgorithm, update: ClientUpdate) -> str | None:
@@ -142,50 +140,28 @@ def check_moments(algorithm: FederatedAlgorithm, update: ClientUpdate) -> str | 
     """
     possible = []
     for name, t in update.buffers.items():
-        most = torch.finfo(algorithm.server.buffers[name].dtype).max / 8
-        if name.endswith("running_mean"):  # its square enters the variance
-            possible.append((t.abs() <= math.sqrt(most)).all())
-        else:
-            possible.append(((t >= 0) & (t <= most)).all())
+        most = math.sqrt(torch.finfo(algorithm.server.buffers[name].dtype).max / 8)
+        size = t.abs() if name.endswith("running_mean") else t.sqrt()  # NaN where it is negative
+        possible.append((size <= most).all())
     if possible and not bool(torch.stack(possible).all()):
         return "returned moments that are negative variances, not finite or too large"
     return None
 
 
-def _as_update(party: int, moments: LayerMoments) -> ClientUpdate:
+def _as_update(party: int, moments: LayerMoments, centre: State) -> ClientUpdate:
     buffers = {}
-    for layer, of_layer in moments.items():
-        buffers[f"{layer}.running_mean"] = of_layer.mean
-        buffers[f"{layer}.running_var"] = of_layer.variance
+    for layer, (_, mean, variance) in moments.items():
+        buffers[f"{layer}.running_mean"] = mean
+        apart = (mean - centre.get(layer, mean)).square()
+        buffers[f"{layer}.running_var"] = variance + apart
     return ClientUpdate(party, {}, buffers, num_samples=1, num_steps=1)
 
 
-def _as_moments(update: ClientUpdate, found: Mapping[int, LayerMoments]) -> LayerMoments:
-    counted = found[update.client]
-    buffers = update.buffers
-    return {
-        layer: Moments(
-            of_layer.count, buffers[f"{layer}.running_mean"], buffers[f"{layer}.running_var"]
-        )
-        for layer, of_layer in counted.items()
-    }
-
-
-def _centre(updates: Sequence[ClientUpdate]) -> State:
-    """The median over the parties of each mean, under the name of its layer's variance."""
-    centre = {}
-    for name in updates[0].buffers:
-        layer, _, kind = name.rpartition(".")
-        if kind == "running_mean":
-            means = torch.stack([update.buffers[name] for update in updates])
-            centre[f"{layer}.running_var"] = means.median(dim=0).values
-    return centre
-
-
-def _around(update: ClientUpdate, centre: State, sign: int) -> ClientUpdate:
-    """The variances with, or again without, the squared distance of the mean from the centre."""
-    buffers = dict(update.buffers)
-    for name, middle in centre.items():
-        mean = buffers[f"{name.removesuffix('running_var')}running_mean"]
-        buffers[name] = (buffers[name] + sign * (mean - middle).square()).clamp(min=0)
-    return replace(update, buffers=buffers)
+def _as_moments(update: ClientUpdate, counted: LayerMoments, centre: State) -> LayerMoments:
+    found = {}
+    for layer, of_layer in counted.items():
+        mean = update.buffers[f"{layer}.running_mean"]
+        apart = (mean - centre.get(layer, mean)).square()
+        variance = (update.buffers[f"{layer}.running_var"] - apart).clamp(min=0)
+        found[layer] = Moments(of_layer.count, mean, variance)
+    return found

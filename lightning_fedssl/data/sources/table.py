@@ -145,7 +145,12 @@ class Table(Datasets):
             if client_column and part in _CLIENTS_OF:
                 parts[_CLIENTS_OF[part]] = [client_of(rows[line][client_column]) for line in lines]
         super().__init__(**parts)
-        self.fitted = tuple(filter(None, map(_fitted, columns)))
+        self.fitted = tuple(
+            f"the median or the categories of {column.name}"
+            for column in columns
+            if column.kind == "categorical"
+            or (column.kind == "numeric" and np.isnan(column.numbers).any())
+        )
 
 
 class _Column:
@@ -324,14 +329,6 @@ def _report(columns: Sequence[_Column], strict: bool, reading: Reading) -> None:
         reading.facts["missing values"] = listed(missing)
     if constant:
         reading.warn(f"columns with one value in all rows, which say nothing: {listed(constant)}")
-
-
-def _fitted(column: _Column) -> str:
-    """What the features of a column take from all training rows; empty if they are its numbers."""
-    if column.kind == "categorical":
-        return f"the categories of {column.name}"
-    fills = column.kind == "numeric" and np.isnan(column.numbers).any()
-    return f"the median of {column.name}" if fills else ""
 
 
 def _encode(columns: Sequence[_Column], training: Any) -> Any:
