@@ -17,8 +17,9 @@ from lightning_fedssl.algorithm import JointAlgorithm
 from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
+from lightning_fedssl.functional.optimizer_states import optimizer_state
 from lightning_fedssl.local_training import LocalTrainingObserver, sequential
-from lightning_fedssl.state import LiveTensors, optimizer_state
+from lightning_fedssl.state import LiveTensors
 from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.trainer.federation import SimulatedFederation
 from lightning_fedssl.trainer.fit_loop import new_round

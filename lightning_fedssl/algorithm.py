@@ -40,6 +40,7 @@ from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.functional.by_name import taken, without
 from lightning_fedssl.functional.frozen import freeze as freeze_weights
 from lightning_fedssl.functional.frozen import personal_names
+from lightning_fedssl.functional.optimizer_states import set_learning_rate
 from lightning_fedssl.functional.optimizers import sgd
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32
 from lightning_fedssl.local_work import LocalWork, labeled_work
@@ -49,14 +50,7 @@ from lightning_fedssl.models.head import start_head
 from lightning_fedssl.models.pretrained import load_weights
 from lightning_fedssl.round import Federation, Round
 from lightning_fedssl.schedules import Constant, Schedule
-from lightning_fedssl.state import (
-    Batch,
-    ClientStore,
-    ClientUpdate,
-    ServerState,
-    is_local,
-    set_learning_rate,
-)
+from lightning_fedssl.state import Batch, ClientStore, ClientUpdate, ServerState, is_local
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.storage.named_value import arguments_of, made
 from lightning_fedssl.storage.other_names import NamesKeys

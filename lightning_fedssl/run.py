@@ -37,7 +37,53 @@ BYTES: dict[Direction, str] = {
 """The scalar that counts the bytes of each direction."""
 
 
-class Run(ABC):
+class Settings:
+    """The keys of a trainer, under the same names; they do not change once it is made.
+
+    It is no dataclass, because the command line would take a trainer for a group of keys.
+
+    Args:
+        keys: All of the following by name.
+
+    Attributes:
+        given_clients_per_round: The key ``clients_per_round``; None if it is left out.
+        dtype: The type of the weights and of the images that the network receives, by
+            ``precision``.
+        updates: The rules for the clients' updates.
+    """
+
+    max_rounds: int
+    given_clients_per_round: int | None
+    clients_at_once: ClientsAtOnce
+    precision: str
+    dtype: torch.dtype
+    channels_last: bool
+    system: SystemModel | None
+    faults: Faults
+    metrics: Sequence[Any]
+    check_val_every_n_rounds: int
+    fast_dev_run: bool
+    deterministic: bool | Literal["warn"]
+    allow_changed: bool
+    enable_progress_bar: bool
+    default_root_dir: str
+    updates: list[Any]
+
+    def __init__(self, **keys: Any) -> None:
+        vars(self).update(keys)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in Settings.__annotations__:
+            raise AttributeError(f"trainer.{name} cannot change: make another trainer")
+        super().__setattr__(name, value)
+
+    @property
+    def max_steps(self) -> int | None:
+        """Steps per party and phase at most; None for no limit."""
+        return 1 if self.fast_dev_run else None
+
+
+class Run(Settings, ABC):
     """A run, as callbacks and the parts of the trainer see it.
 
     It is what hooks get as ``trainer``. :class:`~lightning_fedssl.FederatedTrainer` derives from
@@ -48,12 +94,10 @@ class Run(ABC):
 
     Attributes:
         fabric: Precision, device and ranks.
-        dtype: The type of the weights and of the images that the network receives.
         seed: The seed of every random number of the run.
         algorithm: The algorithm of the command; its module is the working module.
         datamodule: The data and their partition.
         hooks: Calls the callbacks.
-        updates: The rules for the clients' updates.
         ckpt_path: The checkpoint that the command resumes or evaluates; None if there is none.
         round: The present round; before the first it has the index 0, or that of the checkpoint
             that the run resumes.
@@ -77,29 +121,12 @@ class Run(ABC):
         scalars: What the round collects, and the last value of every scalar.
     """
 
-    max_rounds: int
-    given_clients_per_round: int | None
-    clients_at_once: ClientsAtOnce
-    precision: str
-    dtype: torch.dtype
-    channels_last: bool
-    predict_shares: Mapping[str, Any] | None = None
-    system: SystemModel | None
-    faults: Faults
-    metrics: Sequence[Any]
-    check_val_every_n_rounds: int
-    fast_dev_run: bool
-    deterministic: bool | Literal["warn"]
-    allow_changed: bool
-    enable_progress_bar: bool
-    default_root_dir: str
-
     fabric: Fabric
     seed: int
+    predict_shares: Mapping[str, Any] | None = None
     algorithm: FederatedAlgorithm
     datamodule: FederatedDataModule
     hooks: Hooks
-    updates: list[Any]
     ckpt_path: Path | None
     folder: RunFolder
     state: TrainerState
@@ -263,11 +290,6 @@ class Run(ABC):
     def cohort_size(self) -> int:
         """Clients drawn in a round; ``fast_dev_run`` draws two."""
         return min(self.clients_per_round, 2) if self.fast_dev_run else self.clients_per_round
-
-    @property
-    def max_steps(self) -> int | None:
-        """Steps per party and phase at most; None for no limit."""
-        return 1 if self.fast_dev_run else None
 
     @property
     def evaluates_now(self) -> bool:

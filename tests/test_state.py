@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_fedssl.state import ClientStore, LiveTensors, load_optimizer_state, optimizer_state
+from lightning_fedssl.functional.optimizer_states import load_optimizer_state, optimizer_state
+from lightning_fedssl.state import ClientStore, LiveTensors
 from tests.toy import assert_same
 
 

@@ -16,8 +16,10 @@ import safetensors.torch
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from lightning.fabric import Fabric
 from torch import Tensor
 
+from lightning_fedssl import run
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import FedSHVR
 from lightning_fedssl.data.class_shares import SiteShares
@@ -52,7 +54,6 @@ from lightning_fedssl.metrics.rounds import Logged, MetricCollector
 from lightning_fedssl.round import Round
 from lightning_fedssl.state import ClientStore, load_state, named_payload
 from lightning_fedssl.trainer import setup
-from lightning_fedssl.trainer.trainer import FederatedTrainer
 
 _log = logging.getLogger(__name__)
 
@@ -135,7 +136,8 @@ class Node:
     the files of one run: a new run removes those of others.
 
     Args:
-        trainer: Device, precision and similar keys of the configuration.
+        settings: The keys of the configuration's trainer.
+        fabric: Device and precision.
         algorithm: The algorithm, of the same configuration as the server's.
         datamodule: Knows the number of classes and the shape of an image.
         data: The data of the client.
@@ -149,7 +151,8 @@ class Node:
 
     def __init__(
         self,
-        trainer: FederatedTrainer,
+        settings: run.Settings,
+        fabric: Fabric,
         algorithm: FederatedAlgorithm,
         datamodule: FederatedDataModule,
         data: NodeData,
@@ -158,7 +161,8 @@ class Node:
         shares: SiteShares | None = None,
     ) -> None:
         refuse_undeployable(algorithm)
-        self.trainer = trainer
+        self.settings = settings
+        self.fabric = fabric
         self.algorithm = algorithm
         self.data = data
         self.folder = folder
@@ -167,7 +171,7 @@ class Node:
         self.shares = shares
         if not algorithm.freeze_patterns and not algorithm.personal_patterns:
             algorithm.init_from = None  # all weights come from the server
-        setup.prepare_model(algorithm, datamodule, trainer.fabric, trainer.channels_last)
+        setup.prepare_model(algorithm, datamodule, fabric, settings.channels_last)
         weights = [*trained_weights(algorithm).values()]
         self.optimizer = build_optimizer(algorithm.optimizer_factory, weights, "model.optimizer")
 
@@ -179,7 +183,7 @@ class Node:
             records: The message.
         """
         tensors, order = read_order(records)
-        data = self.data.local_data(order.get("round", 0), self.trainer.dtype)
+        data = self.data.local_data(order.get("round", 0), self.settings.dtype)
         if self.shares is not None:
             data = replace(data, shares=self.shares)
         values = {"client": self.data.client, "round": order.get("round", 0)}
@@ -188,8 +192,8 @@ class Node:
             return to_records({}, values | counts)
         self._begin_run(order["run"])
         work = self._train if kind == "train" else self._measure
-        trainer = self.trainer
-        with launch.settings(trainer.fabric.device, trainer.deterministic, trainer.precision):
+        keys = self.settings
+        with launch.settings(self.fabric.device, keys.deterministic, keys.precision):
             return work(order, tensors, data)
 
     def _begin_run(self, run: int) -> None:
@@ -208,13 +212,13 @@ class Node:
         weights = unprefixed(FOR_STATISTICS, tensors)
         self._save("weights", weights)
         load_state(self.algorithm, weights)
-        with self.trainer.fabric.autocast():
+        with self.fabric.autocast():
             moments = measure_moments(self.algorithm, data, order["batch_size"])
         return to_records(pack_moments(moments), {"client": data.party, "round": order["round"]})
 
     def _train(self, order: Settings, received: State, data: LocalData) -> RecordDict:
         """Train the client, and store its state."""
-        algorithm, fabric = self.algorithm, self.trainer.fabric
+        algorithm, fabric = self.algorithm, self.fabric
         client, number = data.party, data.round
         accepted = order["accepted"]
         result_names = order["result"]
@@ -242,16 +246,15 @@ class Node:
         self._begin_round(number, model)
         algorithm.logged.clear()
         seen = _Received(fabric.to_device(model), algorithm.logged)
-        max_steps = 1 if self.trainer.fast_dev_run else None
         phase = sequential.ClientPhase(
-            algorithm, self.optimizer, fabric, seen, max_steps, server=seen
+            algorithm, self.optimizer, fabric, seen, self.settings.max_steps, server=seen
         )
         updates = sequential.train_clients(phase, [data])
         update = next(iter(updates), None)
         collector = MetricCollector()
         for name, value, weight, _ in algorithm.logged:
             collector.update(name, value, weight)
-        for rule in self.trainer.updates:
+        for rule in self.settings.updates:
             update = update and rule.at_node(update, algorithm.server.model())
         algorithm.clients.commit(client)
         scalars = {name: pair for name, pair in collector.sums().items() if pair[1]}
@@ -276,7 +279,7 @@ class Node:
         """
         algorithm = self.algorithm
         server = algorithm.server
-        max_rounds = self.trainer.max_rounds
+        max_rounds = self.settings.max_rounds
         server.update(only(model, server.parameters), only(model, server.buffers))
         algorithm.set_learning_rates([self.optimizer], round_index, max_rounds)
         algorithm.current_round = Round(

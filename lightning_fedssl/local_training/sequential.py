@@ -26,16 +26,14 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State
 from lightning_fedssl.functional.by_name import mapped, only, taken, tensors_of
 from lightning_fedssl.functional.frozen import trained_weights
-from lightning_fedssl.functional.recorded import Recorded, Values
-from lightning_fedssl.local_work import LocalWork
-from lightning_fedssl.state import (
-    Batch,
-    ClientUpdate,
-    LiveTensors,
+from lightning_fedssl.functional.optimizer_states import (
     load_optimizer_state,
     optimizer_state,
     set_learning_rate,
 )
+from lightning_fedssl.functional.recorded import Recorded, Values
+from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors
 
 
 class LocalTrainingObserver(Protocol):

@@ -29,6 +29,7 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.by_name import mapped, stacked, without
+from lightning_fedssl.functional.optimizer_states import set_learning_rate
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_training.sequential import (
     ClientPhase,
@@ -46,7 +47,7 @@ from lightning_fedssl.local_training.vectorized import (
     clip_gradients,
     prepared,
 )
-from lightning_fedssl.state import Batch, ClientUpdate, Direction, set_learning_rate
+from lightning_fedssl.state import Batch, ClientUpdate, Direction
 
 
 class JointTrainingObserver(LocalTrainingObserver, Protocol):

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.by_name import copied, mapped
+from lightning_fedssl.functional.optimizer_states import load_optimizer_state, optimizer_state
 from lightning_fedssl.functional.optimizers import weights_of
-from lightning_fedssl.state import load_optimizer_state, optimizer_state
 
 ELEMENTWISE = (
     torch.optim.SGD,
@@ -64,7 +64,7 @@ class StackedOptimizer:
         return self.optimizer
 
     def state_of(self, row: int) -> State:
-        """A client's state as :func:`lightning_fedssl.state.optimizer_state` gives it."""
+        """A client's state as :mod:`~lightning_fedssl.functional.optimizer_states` has it."""
         self._finish(0)
         return self.finished[row]
 

@@ -33,6 +33,7 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.by_name import copied, mapped, only, prefixed, stacked, without
 from lightning_fedssl.functional.frozen import trained_weights
+from lightning_fedssl.functional.optimizer_states import set_learning_rate
 from lightning_fedssl.functional.optimizers import weights_of
 from lightning_fedssl.functional.recorded import Recorded, Values
 from lightning_fedssl.local_training.sequential import (
@@ -48,7 +49,7 @@ from lightning_fedssl.local_training.sequential import (
 from lightning_fedssl.local_training.stacked_layers import StackedLayers
 from lightning_fedssl.local_training.stacked_optimizer import StackedOptimizer, part_of
 from lightning_fedssl.local_work import LocalWork
-from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors, set_learning_rate
+from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors
 
 Part = tuple[list[int], Batch]
 """Rows of a stack, and a batch of each, ``(rows, batch, ...)``."""

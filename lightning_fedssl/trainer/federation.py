@@ -16,6 +16,7 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State, sizes_of
 from lightning_fedssl.functional.batch_norm import LayerMoments
 from lightning_fedssl.functional.by_name import mapped, taken, tensors_of
+from lightning_fedssl.functional.optimizer_states import load_optimizer_state
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_training.moments import measure_moments
@@ -25,7 +26,7 @@ from lightning_fedssl.local_training.step_work import step_work
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.round import Federation
 from lightning_fedssl.run import Run
-from lightning_fedssl.state import ClientUpdate, Direction, load_optimizer_state, load_state
+from lightning_fedssl.state import ClientUpdate, Direction, load_state
 from lightning_fedssl.trainer.judge import Judge
 
 

@@ -175,22 +175,25 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         enable_progress_bar: bool = True,
         default_root_dir: str | Path | None = None,
     ) -> None:
-        self.max_rounds = 1 if fast_dev_run else max_rounds
-        self.given_clients_per_round = clients_per_round
-        self.clients_at_once = clients_at_once
-        self.precision = _PRECISIONS.get(str(precision), str(precision))
-        self.dtype = _DTYPES.get(self.precision, torch.float32)
-        self.channels_last = channels_last
-        self.system = system
-        self.faults = faults or Faults()
-        self.updates = [Quarantine()] if updates is None else list(updates)
-        self.metrics = tuple(metrics)
-        self.check_val_every_n_rounds = check_val_every_n_rounds
-        self.fast_dev_run = fast_dev_run
-        self.deterministic = deterministic
-        self.allow_changed = allow_changed
-        self.enable_progress_bar = enable_progress_bar
-        self.default_root_dir = str(default_root_dir or Path.cwd())
+        precision = _PRECISIONS.get(str(precision), str(precision))
+        super().__init__(
+            max_rounds=1 if fast_dev_run else max_rounds,
+            given_clients_per_round=clients_per_round,
+            clients_at_once=clients_at_once,
+            precision=precision,
+            dtype=_DTYPES.get(precision, torch.float32),
+            channels_last=channels_last,
+            system=system,
+            faults=faults or Faults(),
+            updates=[Quarantine()] if updates is None else list(updates),
+            metrics=tuple(metrics),
+            check_val_every_n_rounds=check_val_every_n_rounds,
+            fast_dev_run=fast_dev_run,
+            deterministic=deterministic,
+            allow_changed=allow_changed,
+            enable_progress_bar=enable_progress_bar,
+            default_root_dir=str(default_root_dir or Path.cwd()),
+        )
         self._check_settings(logger)
         stacks = math.ceil(self.cohort_size / stack_size(clients_at_once))
         self.fabric = launch.make_fabric(accelerator, devices, strategy, self.precision, stacks)

@@ -110,7 +110,8 @@ def app_of(tmp_path: Path, name: str, client: int, mods: Any = None, **keys: Any
         data = make_data()
         data.setup()
         folder = tmp_path / f"node {client}"
-        return Node(toy_trainer(folder, **keys), make(), data, PartOfDataSet(data, client), folder)
+        trainer = toy_trainer(folder, **keys)
+        return Node(trainer, trainer.fabric, make(), data, PartOfDataSet(data, client), folder)
 
     return make_client_app(make_node, mods)
 

@@ -70,7 +70,8 @@ def test_clients_with_images_of_their_own_equal_the_simulation(
         def make_node(node_config: Any, run_config: Any) -> Node:
             data = module("nowhere", num_clients=4, num_labels=12, server_batch_size=5, client_batch_size=5, **keys)
             own, folder = OwnData(data, tmp_path / f"{client}.npz", client), tmp_path / f"node {client}"
-            return Node(toy_trainer(folder), toy_semifl(**model), data, own, folder)
+            trainer = toy_trainer(folder)
+            return Node(trainer, trainer.fabric, toy_semifl(**model), data, own, folder)
 
         return make_client_app(make_node)
 

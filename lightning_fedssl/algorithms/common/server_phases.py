@@ -15,9 +15,9 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, Sums
 from lightning_fedssl.functional.by_name import mapped, paired, taken
+from lightning_fedssl.functional.optimizer_states import load_optimizer_state, optimizer_state
 from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.local_work import LocalWork, labeled_work
-from lightning_fedssl.state import load_optimizer_state, optimizer_state
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
