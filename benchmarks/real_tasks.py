@@ -158,10 +158,10 @@ def train(kind: str, arrays: dict[str, Array], run: Run, lite0: Path) -> dict[st
         trainer, model, data = prepare(kind, arrays, run, lite0, Path(folder))
         trainer.fit(model, data)
         found = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    method = next(c.chosen for c in trainer.callbacks if isinstance(c, LabelsAlone))
+    method = next(c.answer.chosen.name for c in trainer.callbacks if isinstance(c, LabelsAlone) and c.answer)
     measured = {
         "bound": "bound/accuracy", "with_clients": "test/accuracy", "chosen": "chosen/accuracy",
-        "logistic_regression": "simple/logistic_regression", "extra_trees": "simple/extra_trees",
+        "logistic_regression": "simple/linear", "extra_trees": "simple/trees",
         "raw_logistic_regression": "raw", "majority": "simple/majority",
     }  # fmt: skip
     if kind == "series":

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from tqdm import tqdm
 
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks.answer import accuracy_error
+from lightning_fedssl.callbacks.checkpoint import FederatedCheckpoint
 from lightning_fedssl.callbacks.labels_alone import LabelsAlone, export_command
-from lightning_fedssl.callbacks.simple_classifiers import accuracy_error
 from lightning_fedssl.data.datasets import plural
 from lightning_fedssl.functional.by_name import below
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 LINE = 80
 """Columns of a line about a round."""
+
+SILENT_LINES = 10
+"""Lines about rounds of a run without validation."""
 
 FEWEST_SAMPLES = 50
 """Samples below which an accuracy is shown as a count: one of them is worth several points."""
@@ -187,7 +191,10 @@ class RoundProgress(FederatedCallback):
         self._clients = len(trainer.cohort)
         self._parts = round_parts(metrics, len(trainer.datamodule.validation_labels))
         self._move(trainer)
-        if self._bar is not None and not (sys.stdout.isatty() or self.of):
+        # Without an evaluation most rounds say nothing new.
+        every = 1 if below("val", metrics) else max(1, trainer.max_rounds // SILENT_LINES)
+        due = trainer.round_index % every == 0 or trainer.round_index == trainer.max_rounds
+        if self._bar is not None and due and not (sys.stdout.isatty() or self.of):
             trainer.print(str(self._bar))
 
     def on_evaluation_end(
@@ -216,9 +223,12 @@ class RoundProgress(FederatedCallback):
         if not trainer.log_dir:
             return
         trainer.print(f"run folder: {trainer.log_dir}")
-        compared = any(isinstance(own, LabelsAlone) and own.chosen for own in trainer.callbacks)
-        if not (trainer.interrupted or compared):
-            trainer.print(f"next: {export_command(trainer)} writes the model")
+        answered = any(isinstance(own, LabelsAlone) and own.answer for own in trainer.callbacks)
+        if not (trainer.interrupted or answered):
+            folder = FederatedCheckpoint.folder(trainer)
+            best = folder / "best.ckpt"
+            path = best if best.exists() else folder / "last.ckpt"
+            trainer.print(f"next: {export_command(path)}")
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Close the bar, also after an error."""

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks.answer import accuracy_error
 from lightning_fedssl.callbacks.pseudo_label_quality import PseudoLabelQuality, Wrong
-from lightning_fedssl.callbacks.simple_classifiers import accuracy_error
 from lightning_fedssl.report import FILE_NAME, page
 
 if TYPE_CHECKING:

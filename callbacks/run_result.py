@@ -53,7 +53,8 @@ def summarize_run(
         metrics: The scalars; by default the last value of every scalar of the run.
     """
     values = trainer.callback_metrics if metrics is None else metrics
-    chosen = [each.chosen for each in trainer.callbacks if isinstance(each, LabelsAlone)]
+    answers = [each.answer for each in trainer.callbacks if isinstance(each, LabelsAlone)]
+    answer = next(filter(None, answers), None)
     return {
         "command": str(trainer.state.fn.value) if trainer.state.fn else None,
         "interrupted": trainer.interrupted,
@@ -66,7 +67,7 @@ def summarize_run(
         "ckpt_path": trainer.ckpt_path and str(trainer.ckpt_path),
         "version": __version__,
         "privacy": trainer.describe_privacy(),
-        "chosen/method": next(iter(chosen), "") or None,
+        "answer": answer.values() if answer else None,
         "matrices": {
             name: t.tolist()
             for name, t in trainer.metric_values.items()

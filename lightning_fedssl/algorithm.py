@@ -46,7 +46,7 @@ from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_flo
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.metrics.rounds import Logged
 from lightning_fedssl.models import NetworkFactory, StaticBatchNorm2d, build_network
-from lightning_fedssl.models.head import start_head
+from lightning_fedssl.models.head import LinearAnswer, linear_targets, start_head
 from lightning_fedssl.models.pretrained import load_weights
 from lightning_fedssl.round import Federation, Round
 from lightning_fedssl.schedules import Constant, Schedule
@@ -102,8 +102,8 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
         init_except: Names or patterns of tensors that ``init_from`` leaves as they are, such as
             ``[classifier]`` where the file is of other classes.
         init_head: The weights that the classifier, the last linear layer, starts with: ``random``;
-            ``zero``; or ``labels``: logistic regression of the server's labels on what the
-            classifier receives, for frozen features and pretrained networks
+            ``zero``; or ``labels``: the best linear answer to the server's labels, logistic or
+            ridge regression on what the classifier receives
             (:func:`~lightning_fedssl.models.head.start_head`).
         freeze: Names or patterns of layers or weights that are not trained, such as ``["*",
             "!classifier"]``. Every party has them before the run: they are neither sent nor
@@ -125,6 +125,7 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
         server: The state of the server: the global model, and what a method stores there.
         clients: The persistent states of the clients.
         network: The network, once ``configure_model`` has built it.
+        linear_answer: What ``init_head: labels`` has found, before the first round.
         local_modules: Names of modules that a client needs in its round only, such as a local
             teacher. They are not part of the global model: they are not sent, averaged, evaluated
             or saved. ``on_client_start`` sets them.
@@ -244,6 +245,7 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
         self.logged: list[Logged] = []
         self.current_round = Round()
         self.step_factors: Sequence[float] = ()
+        self.linear_answer: LinearAnswer | None = None
         # The data that the model was trained on; see trainer/checkpointing.py.
         self.origin: Mapping[str, Any] = {}
 
@@ -300,6 +302,14 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
             )
         self.build_parts()
 
+    def anew(self) -> FederatedAlgorithm:
+        """The same method, before a run; of methods that cross-validate what they do.
+
+        Raises:
+            NotImplementedError: The method does not.
+        """
+        raise NotImplementedError
+
     def build_parts(self) -> None:
         """Build what a method has in addition to the network, such as a teacher; called once."""
 
@@ -330,12 +340,12 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
             data: The server's, with its labels.
         """
         if self.init_head != "random":
+            fitted = self.init_head == "labels"
+            remedy = "a classifier of pixels is no linear layer; give random or zero"
+            require(not self.task.per_pixel, "init_head", self.init_head, remedy)
             batches = map(data.plain, data.labeled.split(data.chunk))
-            labels = data.labels if self.init_head == "labels" else None
-            fits = labels is None or "one class" in self.task.gives
-            remedy = "logistic regression needs one class a sample; give random or zero"
-            require(fits, "init_head", self.init_head, remedy)
-            start_head(self.network, self.num_classes or 1, batches, labels)
+            labels = linear_targets(self.task, data.labels) if fitted else None
+            self.linear_answer = start_head(self.network, self.num_classes or 1, batches, labels)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(batch, classes)`` of images ``(batch, channels, height, width)``, in 32 bits or

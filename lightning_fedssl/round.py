@@ -46,7 +46,12 @@ class Round:
 class Federation(Protocol):
     """What a method may ask of the loop that runs it: ``algorithm.federation``, and the argument of
     its ``round``.
+
+    Attributes:
+        simulated: Whether all clients are in this process, so that a run can be repeated.
     """
+
+    simulated: bool
 
     @property
     def server_optimizer(self) -> Optimizer:

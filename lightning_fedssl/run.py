@@ -6,7 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from lightning.fabric import Fabric
@@ -381,13 +381,28 @@ class Run(Settings, ABC):
         """
 
     @abstractmethod
-    def train_labels_alone(self, steps: int, folder: str) -> Metrics:
-        """Train the labels alone on this rank by itself, in as many rounds as this run has had.
+    def train_beside(
+        self, folder: str, steps: int | None = None, places: Tensor | None = None
+    ) -> Beside:
+        """Train what the run is compared with, on this rank by itself: the best linear answer to
+        the labels.
 
         Args:
-            steps: Steps of the server in this run.
             folder: Where the checkpoints are written.
-
-        Returns:
-            The last scalars; without those of the test if a signal ended the training.
+            steps: In place of it the run's network on the labels alone, in as many rounds as the
+                run has had; the steps of the server in the run.
+            places: In place of it the run's method once more, on these labels of the server's and
+                the clients' samples.
         """
+
+
+class Beside(NamedTuple):
+    """What became of a training beside that of a run.
+
+    Attributes:
+        metrics: The last scalars; without those of the test if a signal ended the training.
+        trained: The method, with its network.
+    """
+
+    metrics: Metrics
+    trained: FederatedAlgorithm

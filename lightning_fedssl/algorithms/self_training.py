@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_fedssl.algorithm import require
 from lightning_fedssl.algorithms.common.server_phases import ServerPhases
@@ -148,6 +148,25 @@ class SelfTraining(ServerPhases):
             step = paired(lambda new, old: new + self.momentum * old, step, before)
         self.server.extra[STEP] = step
         self.server.update(paired(torch.add, self._start, step), {})
+
+    def anew(self) -> SelfTraining:
+        """The same method, before a run."""
+        made = type(self)(
+            network=nn.Identity,
+            schedule=self.schedule,
+            gradient_clip_norm=self.gradient_clip_norm,
+            init_from=self.init_from,
+            init_except=self.init_except,
+            init_head=self.init_head,
+            freeze=self.freeze_patterns,
+            server_phase=self.server_phase,
+            server_steps=self.server_steps,
+        )
+        # Not as arguments: the constructor copies those, and a parser's factories cannot be copied.
+        vars(made)["network_factory"] = self.network_factory
+        made.optimizer_factory = self.optimizer_factory
+        made.server_optimizer_factory = self.server_optimizer_factory
+        return made
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Label all samples of a client: ``y = argmax p``, with their confidence ``c = max p``; or

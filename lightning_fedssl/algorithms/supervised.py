@@ -7,6 +7,8 @@ With ``data.num_labels`` set to the method's label count it is the partially sup
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
@@ -15,6 +17,9 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_work import LocalWork, labeled_work
+from lightning_fedssl.models import MLP
+from lightning_fedssl.models.head import trains_head_alone
+from lightning_fedssl.storage import checkpoint_file
 
 if TYPE_CHECKING:
     from lightning_fedssl.round import Federation
@@ -86,6 +91,37 @@ class Supervised(FederatedAlgorithm):
         bound.optimizer_factory = bound.server_optimizer_factory = method.server_optimizer_factory
         bound.hparams["network"] = method.hparams["network"]
         return bound
+
+    @classmethod
+    def linear(cls, method: FederatedAlgorithm) -> Supervised:
+        """The best linear answer, without a step of training: on what the classifier of a method
+        receives, if that starts from this answer and trains no other layer; else on the samples.
+
+        Args:
+            method: The method of a run.
+        """
+        if method.init_head == "labels" and trains_head_alone(method.network):
+            answer = cls.of(method, 1)
+            answer.server_steps, answer.server_epochs = None, 0
+            return answer
+        return cls(network=partial(MLP, hidden=()), init_head="labels", server_epochs=0)
+
+    @classmethod
+    def in_place_of(cls, method: FederatedAlgorithm, path: Path | None) -> FederatedAlgorithm:
+        """The method of a run's ``chosen.ckpt``: the run's, or that of its labels alone.
+
+        Args:
+            method: The method of the run.
+            path: A checkpoint; any other leaves the method as it is.
+        """
+        is_chosen = path is not None and path.name == checkpoint_file.CHOSEN and path.is_file()
+        if path is None or not is_chosen or isinstance(method, cls):
+            return method
+        if checkpoint_file.load(path)["algorithm"] != cls.__name__:
+            return method
+        factory = method.network_factory
+        module = getattr(getattr(factory, "func", factory), "__module__", "")
+        return cls.load_from_checkpoint(path, map_location="cpu", trust=[module])
 
     def on_server_start(self, data: LocalData) -> LocalWork:
         """Epochs on the labelled images, in the chosen view."""

@@ -96,6 +96,9 @@ def _run(
         listing = import_module("lightning_fedssl.cli.listing")
         sys.stdout.write(listing.show(command))
         return 0
+    if command == "predict" and any(word.partition("=")[0] == "--rows" for word in arguments):
+        script = import_module("lightning_fedssl.cli.predict_rows")
+        return int(script.main(arguments[1:]))
     if command in READS_CHECKPOINTS and (saved := _config_of_run(arguments)):
         arguments = [command, f"--config={saved}", *arguments[1:]]
         own = False

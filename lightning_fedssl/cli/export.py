@@ -23,8 +23,8 @@ torch, torchvision, timm and peft are built; your own where --trust names their 
 """
 
 FORMAT = """\
-safetensors: weights and model.json. torch_export: model.pt2, which needs PyTorch alone.
-onnx: model.onnx. hub: a folder for a model hub, with a model card."""
+safetensors: weights and model.json. torch_export: model.pt2, which needs PyTorch alone, and
+model.json. onnx: model.onnx, likewise. hub: a folder for a model hub, with a model card."""
 
 TEXTS = {
     "ckpt_path": "A checkpoint, or best or last of the newest run; left out: its chosen.ckpt "
@@ -50,11 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         SystemExit: If an option is wrong, or after ``--help``.
     """
     options = parser().parse_args(list(arguments))
-    root = options.default_root_dir or (options.trainer or {}).get("default_root_dir") or "."
-    try:
-        checkpoint = checkpoint_file.find(options.ckpt_path or "chosen", Path(root))
-    except FileNotFoundError:
-        checkpoint = checkpoint_file.find(options.ckpt_path or "best", Path(root))
+    checkpoint = checkpoint_of(options)
     network, description = network_of(checkpoint, options.trust)
     folder = Path(options.output or checkpoint.parent.parent / "export")
     print(
@@ -68,6 +64,22 @@ def main(arguments: Sequence[str]) -> int:
     if trained not in (None, written):
         print(f"the run trained {trained} weights; they are written as {written}")
     return 0
+
+
+def checkpoint_of(options: Any) -> Path:
+    """The checkpoint that options name; if none is named ``chosen``, else ``best``.
+
+    Args:
+        options: What :func:`parser` has parsed.
+
+    Raises:
+        FileNotFoundError: If there is no such checkpoint.
+    """
+    root = Path(options.default_root_dir or (options.trainer or {}).get("default_root_dir") or ".")
+    try:
+        return checkpoint_file.find(options.ckpt_path or "chosen", root)
+    except FileNotFoundError:
+        return checkpoint_file.find(options.ckpt_path or "best", root)
 
 
 class MergedFile(ConfigFile):
@@ -84,9 +96,14 @@ class MergedFile(ConfigFile):
         cfg.trainer = {**before, **(cfg.trainer or {})}
 
 
-def parser() -> Parser:
-    """The parser: which checkpoint, which format, and where to write."""
-    made = Parser.of_command("export", DESCRIPTION)
+def parser(command: str = "export", description: str = DESCRIPTION) -> Parser:
+    """The parser: which checkpoint, which format, and where to write.
+
+    Args:
+        command: The command.
+        description: What its help says.
+    """
+    made = Parser.of_command(command, description)
     made.add_argument(
         "-c",
         "--config",

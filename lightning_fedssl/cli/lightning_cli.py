@@ -130,6 +130,8 @@ class FederatedCLI(LightningCLI):
                 raise ValueError(f"{key}: give keys and values below it, or leave it out")
         start = self._get(self.config, "model").get("init_args.init_from")
         weights = self._get(self.config, "ckpt_path") or start
+        if self.subcommand == "predict" and weights is None:
+            weights = self.config[self.subcommand].ckpt_path = "chosen"
         if self.subcommand not in (None, "fit") and weights is None:
             raise ValueError(
                 f"{self.subcommand}: no checkpoint given: add --ckpt_path best (or last, or a "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -449,6 +450,7 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         )
         self._own_validation = None if self.validation in ("test", 0) else loaded.validation
         self._own_hash: str | None = None
+        self._before_backbone: Tensor | None = None
         self._partition(seed)
         views = self._views_of_samples()
         for key, view in (("weak", self.weak), ("strong", self.strong)):
@@ -582,6 +584,7 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         features[used] = found
         self._moments = measure(found[:, 0])
         self._train = replace(self._train, images=features)
+        self._before_backbone = self._test.images
         self._test = replace(self._test, images=self._extractor(self._test.images))
         if (own := self._own_validation) is not None:
             self._own_validation = replace(own, images=self._extractor(own.images))
@@ -605,6 +608,17 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         for name in _ON_DEVICE:
             if (part := getattr(self, name)) is not None:
                 setattr(self, name, part.to(device))
+
+    def with_labels(self, places: Tensor) -> FederatedDataModule:
+        """The same data, once they are set up, of which the server has some of its labels alone.
+
+        Args:
+            places: Their places among the server's.
+        """
+        some = copy.copy(self)
+        some._server = self._server[places]
+        some.split = replace(self.split, server_labeled=some._server)
+        return some
 
     def local_data(
         self, party: int, round_index: int, dtype: torch.dtype = torch.float32
@@ -723,6 +737,11 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
     def test_images(self) -> Tensor:
         """The test images, ``(images, *in_shape)``."""
         return self._test.images
+
+    @property
+    def test_samples(self) -> Tensor:
+        """The test samples as they were read, before a backbone, ``(samples, ...)``."""
+        return self._test.images if self._before_backbone is None else self._before_backbone
 
     @property
     def test_labels(self) -> Tensor:

@@ -69,6 +69,9 @@ class DatasetSpec:
         measured: Whether mean and deviation come from the training samples, whoever has them;
             False for constants that were known before.
         fitted: What else the samples' numbers take from all training samples, in words.
+        inputs: How the cells of a table become numbers, one for each feature
+            (:data:`~lightning_fedssl.data.table_rows.Input`); empty for other samples.
+        label_column: The column of a table's classes.
     """
 
     name: str
@@ -82,6 +85,8 @@ class DatasetSpec:
     client_names: tuple[str, ...] = ()
     measured: bool = True
     fitted: tuple[str, ...] = ()
+    inputs: tuple[dict[str, Any], ...] = ()
+    label_column: str = ""
 
     @property
     def noun(self) -> str:

@@ -34,7 +34,9 @@ from lightning_fedssl.data.sources.arrays import (
 )
 from lightning_fedssl.data.sources.base import DataSource, read_csv
 from lightning_fedssl.data.sources.reading import NO_LABEL, Reading
+from lightning_fedssl.data.table_rows import encode_rows
 from lightning_fedssl.deployment.obstacles import refuse_other_tasks
+from lightning_fedssl.functional.by_name import places
 from lightning_fedssl.task import check_labels
 
 Parts = tuple[Tensor, Tensor, Tensor]
@@ -120,8 +122,9 @@ class OwnData:
     Args:
         datamodule: Of the same configuration as the server's; it knows the views and the batch
             size.
-        path: A folder with ``labeled/CLASS/`` and ``unlabeled/``, each of which may be missing; or
-            a ``.csv`` file with the columns ``file`` and ``label``, which is empty for an image
+        path: A folder with ``labeled/CLASS/`` and ``unlabeled/``, each of which may be missing; of
+            a table a ``.csv`` file with the server's columns, without a label where there is none;
+            or a ``.csv`` file with the columns ``file`` and ``label``, which is empty for an image
             without a label; or an ``.npz`` file with the arrays ``labeled``, ``labels`` and
             ``unlabeled``: samples before they are normalised, of the type of the server's samples.
             Where these are not 8-bit pixels, only an ``.npz`` file.
@@ -147,12 +150,13 @@ class OwnData:
             raise FileNotFoundError(
                 f"{_KEY} {str(path)!r} do not exist: give a folder, a .csv or an .npz file"
             )
-        if path.suffix != ".npz" and not spec.pixels:
+        of_table = bool(spec.inputs) and path.suffix == ".csv"
+        if path.suffix != ".npz" and not (spec.pixels or of_table):
             raise ValueError(
                 f"{_KEY} {str(path)!r}: the app is for numbers that are not pixels: give an .npz "
-                "file"
+                f"file{', or a .csv file with the columns of the server' * bool(spec.inputs)}"
             )
-        readers = {".npz": _read_arrays, ".csv": _read_table}
+        readers = {".npz": _read_arrays, ".csv": _read_rows if of_table else _read_table}
         labeled, labels, unlabeled = readers.get(path.suffix, _read_folder)(path, spec)
         shapes = {tuple(part.shape[1:]) for part in (labeled, unlabeled) if len(part)}
         if shapes != {spec.in_shape} or len(labeled) != len(labels):
@@ -251,6 +255,21 @@ def _read_table(path: Path, spec: DatasetSpec) -> Parts:
     labeled = [(file, label) for file, label in files if label not in NO_LABEL]
     unlabeled = [file for file, label in files if label in NO_LABEL]
     return _read_images(path, labeled, unlabeled, spec)
+
+
+def _read_rows(path: Path, spec: DatasetSpec) -> Parts:
+    """Rows of a CSV file with the server's columns, by the server's medians and categories."""
+    rows = read_csv(path, [each["column"] for each in spec.inputs], Reading(_KEY))
+    words = [row.get(spec.label_column, "") for row in rows]
+    numbers = places(spec.class_names) | dict.fromkeys(NO_LABEL, -1)
+    if unknown := sorted({*words} - numbers.keys()):
+        raise ValueError(
+            f"{path} has a class {unknown[0]!r} in the column {spec.label_column!r}; the classes "
+            f"are {', '.join(spec.class_names)}, and an empty cell is no label"
+        )
+    labels = torch.tensor([numbers[word] for word in words], dtype=torch.int64)
+    samples = encode_rows(rows, spec.inputs).float()
+    return samples[labels >= 0], labels[labels >= 0], samples[labels < 0]
 
 
 def _read_images(

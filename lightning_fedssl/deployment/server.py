@@ -208,6 +208,8 @@ class DeployedFederation(RunFederation):
         ValueError: If the method, a callback or a key of the trainer cannot be deployed.
     """
 
+    simulated = False
+
     def __init__(self, run: Run, nodes: Nodes, wait_for: int = 1, min_clients: int = 1) -> None:
         super().__init__(run)
         refuse_undeployable(run.algorithm)

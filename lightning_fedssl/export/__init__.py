@@ -5,10 +5,11 @@
 from .checkpoint import named_arguments, network_of
 from .description import describe_model
 from .formats import FORMATS, export
-from .model_file import load_network, save_model
+from .model_file import LoadedNetwork, load_network, save_model
 
 __all__ = [
     "FORMATS",
+    "LoadedNetwork",
     "describe_model",
     "export",
     "load_network",

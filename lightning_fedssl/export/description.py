@@ -41,9 +41,11 @@ def describe_model(
     them), ``normalization`` (mean and standard deviation of the input per channel or feature),
     ``resize`` (how image files get the size of ``in_shape``; None for other samples),
     ``trained_dtype`` (the type of the weights in the run), ``rounds``, ``metrics``,
-    ``metric_rounds``, ``citation`` and, of a private run, ``privacy``. Of a run on features also
-    ``backbone``: the frozen network in front (class path and ``init_args``) and the samples that it
-    takes (``in_shape``, ``input``, ``normalization``).
+    ``metric_rounds``, ``citation``, of a table ``inputs`` (how the cells of a row become the
+    numbers that the network takes, in this order:
+    :data:`~lightning_fedssl.data.table_rows.Input`) and, of a private run, ``privacy``. Of a run on
+    features also ``backbone``: the frozen network in front (class path and ``init_args``) and the
+    samples that it takes (``in_shape``, ``input``, ``normalization``).
 
     Args:
         algorithm: The algorithm.
@@ -94,6 +96,7 @@ def describe_data(data: FederatedDataModule) -> Description:
         "class_names": list(data.spec.class_names),
         "input": "pixels" if data.spec.pixels and data.backbone is None else "numbers",
         "normalization": _by_name(data.input_normalization),
+        **({"inputs": list(map(dict, data.spec.inputs))} if data.spec.inputs else {}),
     }
 
 

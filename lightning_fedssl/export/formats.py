@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lightning_fedssl.export.description import Description
 from lightning_fedssl.export.model_card import model_card
-from lightning_fedssl.export.model_file import save_model
+from lightning_fedssl.export.model_file import DESCRIPTION, described, save_model
 from lightning_fedssl.functional.by_name import first_number
 from lightning_fedssl.storage.files import write_bytes
 from lightning_fedssl.storage.optional import optional
@@ -71,7 +71,8 @@ def export(network: nn.Module, description: Description, folder: Path, format: s
         folder: The output folder; it is made.
         format: ``safetensors``; ``torch_export``: ``model.pt2``, which PyTorch runs without the
             network's class; ``onnx``: ``model.onnx``, with input ``images`` and output ``logits``
-            (or the predicted numbers); ``hub``: the files of the first two and a model card.
+            (or the predicted numbers), each with ``model.json``; ``hub``: the files of the first
+            two and a model card.
 
     Returns:
         The files.
@@ -93,6 +94,8 @@ def export(network: nn.Module, description: Description, folder: Path, format: s
         contents["model.pt2"] = _torch_export(network, description)
     if format == "onnx":
         contents["model.onnx"] = _onnx(network, description)
+    if format in ("torch_export", "onnx"):  # classes, and how rows of a table become numbers
+        contents[DESCRIPTION] = described(network, description)
     for name, content in contents.items():
         write_bytes(folder / name, content)
     saved = save_model(network, description, folder) if format in ("safetensors", "hub") else []

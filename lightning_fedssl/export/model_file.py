@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
+import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from lightning_fedssl.data.sources.base import read_csv
+from lightning_fedssl.data.sources.reading import Reading
+from lightning_fedssl.data.table_rows import Input, encode_rows
 from lightning_fedssl.export.description import Description, dtype_of
 from lightning_fedssl.functional.by_name import first_number, mapped, only
 from lightning_fedssl.functional.device_copies import on_cpu
@@ -48,7 +52,7 @@ def save_model(network: nn.Module, description: Description, folder: Path) -> li
     contents = {
         # One key: of several the order would change from run to run.
         WEIGHTS: save(tensors, metadata={"format": "pt"}),
-        DESCRIPTION: _json({**description, "dtype": dtype_of(network)}),
+        DESCRIPTION: described(network, description),
         CONSTRUCTOR: _json({**built["init_args"], **of_data}),
     }
     for name, content in contents.items():
@@ -56,13 +60,97 @@ def save_model(network: nn.Module, description: Description, folder: Path) -> li
     return list(map(folder.joinpath, contents))
 
 
+def described(network: nn.Module, description: Description) -> bytes:
+    """The content of ``model.json``.
+
+    Args:
+        network: The network.
+        description: What :func:`~lightning_fedssl.export.describe_model` returned.
+    """
+    return _json({**description, "dtype": dtype_of(network)})
+
+
 def _json(values: dict[str, Any]) -> bytes:
     return f"{as_json(values, indent=2)}\n".encode()
 
 
-def load_network(folder: str | Path, trust: Sequence[str] = ()) -> tuple[nn.Module, Description]:
+class LoadedNetwork(NamedTuple):
+    """A trained network of a file.
+
+    Attributes:
+        network: In evaluation mode; it takes normalised samples.
+        description: The content of ``model.json``.
+    """
+
+    network: nn.Module
+    description: Description
+
+    def predict(self, rows: Rows) -> list[dict[str, float]]:
+        """The probability of each class by its name, for every row of a table; of a regression the
+        predicted numbers.
+
+        Args:
+            rows: A CSV file, a data frame, or mappings from column names to cells: texts or
+                numbers, None for a missing one. Columns that the model does not know play no part.
+
+        Raises:
+            ValueError: If a column is missing, or the model is not one of a table.
+        """
+        samples = encode_rows(rows_of(rows), self.inputs)
+        weight = first_number(self.network.parameters())
+        normal = mapped(samples.new_tensor, self.description["normalization"])
+        with torch.no_grad():
+            x = ((samples - normal["mean"]) / normal["std"]).to(weight)
+            outputs = self.network(x).double()
+        task = self.description["task"]
+        if task == "Classification":
+            outputs = outputs.softmax(1)
+        elif task == "MultiLabel":
+            outputs = outputs.sigmoid()
+        elif unit := self.description.get("target_normalization"):
+            outputs = outputs * outputs.new_tensor(unit["std"]) + outputs.new_tensor(unit["mean"])
+        names = self.description["class_names"]
+        return [dict(zip(names, row, strict=True)) for row in outputs.tolist()]
+
+    @property
+    def inputs(self) -> list[Input]:
+        """How the cells of a row become the numbers that the network takes.
+
+        Raises:
+            ValueError: If the model is not one of a table.
+        """
+        if not self.description.get("inputs"):
+            raise ValueError(
+                "predict takes rows of a table, and this model was not trained on a CSV file by "
+                "data.dataset: Table; give normalised samples to its network"
+            )
+        return list(self.description["inputs"])
+
+
+Rows = str | Path | Sequence[Mapping[str, Any]] | Any
+"""A CSV file, mappings, or a data frame."""
+
+
+def rows_of(rows: Rows) -> Sequence[Mapping[str, Any]]:
+    """New rows as mappings from column names to cells.
+
+    Args:
+        rows: A CSV file, mappings, or a data frame.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if isinstance(rows, (str, Path)):
+        rows = read_csv(rows, (), Reading("rows"))
+    records = list(rows.to_dict("records") if hasattr(rows, "to_dict") else rows)
+    if not records:
+        raise ValueError("there is no row to predict")
+    return records
+
+
+def load_network(folder: str | Path, trust: Sequence[str] = ()) -> LoadedNetwork:
     """The network of ``model.safetensors`` and ``model.json`` in a folder, in evaluation mode, and
-    the description.
+    the description; of a table also :meth:`LoadedNetwork.predict` for new rows.
 
     The folder may be somebody else's: only networks of this package, torch, torchvision, timm and
     peft are built.
@@ -93,7 +181,7 @@ def load_network(folder: str | Path, trust: Sequence[str] = ()) -> tuple[nn.Modu
         raise ValueError(
             f"{weights} does not fit the network that {text} names: {error}"
         ) from error
-    return network.eval(), description
+    return LoadedNetwork(network.eval(), description)
 
 
 def is_number(value: float | None) -> TypeGuard[float]:

@@ -1,18 +1,55 @@
-"""The weights that a classifier starts with: logistic regression of the labels, or zero."""
+"""The weights that a classifier starts with: zero, or the best linear answer to the labels."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl.functional.batch_norm import evaluating
+from lightning_fedssl.functional.by_name import mapped
+from lightning_fedssl.task import Task
 
-L2 = 0.1
-"""Weight of half the squared norm of the weights beside the mean loss, for features of a mean
-square of 1: with it confidences on features of pretrained networks are about right."""
+PENALTIES = np.logspace(-3, 4, 8)
+"""Weights of the squared norm of ridge regression, for features of a mean square of 1; leaving out
+one label at a time chooses."""
+
+SHARPNESS = torch.logspace(-0.5, 2, 26)
+"""Factors by which outputs of ridge regression become logits, chosen by labels left out."""
+
+FOLDS = 5
+"""Parts of a cross-validation; with fewer labels of a class, so many of them."""
+
+REPEATS = 4
+"""Cross-validations, each with other parts; one for more than 100 labels."""
+
+MOST_VALUES = 1_000_000
+"""Labelled samples times features up to which classifiers are cross-validated: seconds."""
+
+MISSING = -30.0
+"""The bias of a class without labels."""
+
+
+class LinearAnswer(NamedTuple):
+    """The best linear classifier of some labels, and how it does on labels that are left out.
+
+    Attributes:
+        name: What it is called.
+        weight: ``(classes, d)``, fitted to all labels.
+        bias: ``(classes,)``.
+        right: Whether each label was right when it was left out, ``(repeats, labels)``; without a
+            row if none could be.
+    """
+
+    name: str
+    weight: Tensor
+    bias: Tensor
+    right: Tensor
 
 
 def start_head(
@@ -20,15 +57,20 @@ def start_head(
     num_classes: int,
     batches: Iterable[Tensor] = (),
     labels: Tensor | None = None,
-) -> None:
+) -> LinearAnswer | None:
     """Set the classifier of a network, in place: its last linear layer with trained weights.
 
     Args:
         network: The network.
         num_classes: Number of classes.
         batches: Labelled samples, ``(n, ...)`` each.
-        labels: Their labels, ``(labelled,)``. The classifier is then the logistic regression of
-            them on what it receives from the layers before it, in evaluation mode; else it is zero.
+        labels: Their labels, ``(labelled,)``, or the outputs that they should have, ``(labelled,
+            outputs)``. The classifier is then the best linear answer to them (:func:`best_linear`;
+            to outputs ridge regression) on what it receives from the layers before it, in
+            evaluation mode; else it is zero.
+
+    Returns:
+        The answer to labels, else None.
 
     Raises:
         ValueError: If the network has no such layer, or there are no labels.
@@ -44,16 +86,39 @@ def start_head(
     if head.bias is not None:
         nn.init.zeros_(head.bias)
     if labels is None:
-        return
+        return None
     if not len(labels):
         raise ValueError(
             "model.init_head: labels needs data.label_location: server; give zero or leave it out"
         )
-    weight, bias = logistic_regression(_inputs(network, head, batches), labels, num_classes)
+    features = _inputs(network, head, batches)
+    answer = best_linear(features, labels, num_classes)
     with torch.no_grad():
-        head.weight.copy_(weight)
+        head.weight.copy_(answer.weight)
         if head.bias is not None:
-            head.bias.copy_(bias)
+            head.bias.copy_(answer.bias)
+    return answer
+
+
+def linear_targets(task: Task, targets: Tensor) -> Tensor:
+    """What a linear classifier is fitted to: the classes ``(n,)``; for several labels the logits 2
+    and -2, for numbers their normalised values, ``(n, outputs)``, and 0 for what is not known.
+
+    Args:
+        task: What is predicted.
+        targets: The targets, as the task has them.
+    """
+    if targets.dim() == 1:
+        return targets
+    unit = mapped(targets.new_tensor, task.unit()) if task.unit() else {}
+    wanted = (targets - unit["mean"]) / unit["std"] if unit else 4.0 * targets - 2
+    return torch.where(task.known(targets), wanted, 0.0)
+
+
+def trains_head_alone(network: nn.Module) -> bool:
+    """Whether one layer of a network is trained, as of a linear one or on frozen layers."""
+    trained = [name for name, weight in network.named_parameters() if weight.requires_grad]
+    return len({name.rpartition(".")[0] for name in trained}) == 1
 
 
 def _inputs(network: nn.Module, head: nn.Linear, batches: Iterable[Tensor]) -> Tensor:
@@ -67,37 +132,81 @@ def _inputs(network: nn.Module, head: nn.Linear, batches: Iterable[Tensor]) -> T
     return torch.cat(received).detach()
 
 
-def logistic_regression(
-    features: Tensor, labels: Tensor, num_classes: int, l2: float = L2
-) -> tuple[Tensor, Tensor]:
-    """Weights ``(classes, d)`` and bias ``(classes,)`` of multinomial logistic regression.
-
-    It minimises the mean cross-entropy plus ``l2 / 2`` times the squared norm of the weights for
-    features that are centred and scaled to a mean square of 1, by L-BFGS in 64 bits.
+def best_linear(features: Tensor, labels: Tensor, num_classes: int) -> LinearAnswer:
+    """Logistic regression, or ridge regression where that is right more often on labels that are
+    left out (:func:`folds`); of outputs ridge regression.
 
     Args:
         features: ``(n, d)``.
-        labels: ``(n,)``.
-        num_classes: Number of classes.
-        l2: The regularisation.
+        labels: ``(n,)``, or outputs ``(n, outputs)``.
+        num_classes: Number of classes, or of outputs.
+
+    Raises:
+        ValueError: If all labels are of one class.
     """
+    from sklearn.linear_model import LogisticRegression, RidgeClassifierCV, RidgeCV
+    from sklearn.model_selection import cross_val_predict
+
     x = features.double()
     centre = x.mean(0)
     scale = (x - centre).square().mean().sqrt().clamp_min(1e-12)
-    x = (x - centre) / scale
-    weight = torch.zeros(num_classes, x.shape[1], dtype=x.dtype, device=x.device)
-    bias = weight.new_zeros(num_classes)
-    weight.requires_grad_(), bias.requires_grad_()
-    optimizer = torch.optim.LBFGS([weight, bias], max_iter=200, line_search_fn="strong_wolfe")
+    rows, y = ((x - centre) / scale).cpu().numpy(), labels.cpu().numpy()
+    present = np.unique(y) if y.ndim == 1 else np.arange(num_classes)
+    if len(present) < 2 and y.ndim == 1:
+        raise ValueError("model.init_head: labels needs labels of two classes; label more")
+    parts = folds(labels) if rows.size <= MOST_VALUES else []
+    models: dict[str, Any] = {"logistic regression": LogisticRegression(max_iter=200)}
+    if parts:
+        models["ridge regression"] = RidgeClassifierCV(PENALTIES)
+    if y.ndim > 1:
+        models = {"ridge regression": RidgeCV(PENALTIES)}
+    is_binary = y.ndim == 1 and len(present) == 2
+    answers = []
+    for name, model in models.items():
+        left_out = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # separable classes: the weights need not converge
+            for part in parts:
+                found = cross_val_predict(model, rows, y, cv=part, method="decision_function")
+                left_out.append(torch.from_numpy(_of_both(found[None]).T if is_binary else found))
+            model.fit(rows, y)
+        places = torch.from_numpy(np.searchsorted(present, y))
+        factor = 0.5 if is_binary else 1.0
+        if isinstance(model, RidgeClassifierCV):
+            losses = [F.cross_entropy(f * left_out[0], places) for f in SHARPNESS]
+            factor = float(SHARPNESS[int(torch.stack(losses).argmin())])
+        fitted = np.column_stack([np.atleast_2d(model.coef_), np.ravel(model.intercept_)])
+        whole = x.new_zeros(num_classes, x.shape[1] + 1)
+        whole[:, -1] = MISSING
+        whole[present] = factor * x.new_tensor(_of_both(fitted) if is_binary else fitted)
+        weight, bias = whole[:, :-1] / scale, whole[:, -1]
+        right = [scores.argmax(1) == places for scores in left_out] or [places[:0]]
+        answers.append(LinearAnswer(name, weight, bias - weight @ centre, torch.stack(right)))
+    return max(answers, key=lambda answer: int(answer.right.sum()))
 
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(x @ weight.T + bias, labels) + l2 / 2 * weight.square().sum()
-        loss.backward()
-        return loss
 
-    with torch.enable_grad():
-        optimizer.step(closure)
-    weight = weight.detach() / scale
-    bias = bias.detach()
-    return weight, bias - weight @ centre
+def _of_both(of_second: Any) -> Any:
+    """What scikit-learn has for the second of two classes alone, ``(1, ...)``, for both."""
+    return np.concatenate([-of_second, of_second])
+
+
+def folds(labels: Tensor, repeats: int = REPEATS) -> list[list[tuple[Any, Any]]]:
+    """The parts of stratified cross-validations: places of labels that are seen, and left out.
+
+    Args:
+        labels: ``(n,)``.
+        repeats: Cross-validations; one for more than 100 labels.
+
+    Returns:
+        None if a class has one label, and of outputs.
+    """
+    from sklearn.model_selection import StratifiedKFold
+
+    y = labels.cpu().numpy()
+    least = np.unique(y, return_counts=True)[1].min() if y.ndim == 1 else 0
+    found = []
+    for repeat in range(repeats if len(y) <= 100 else 1):
+        if least > 1:
+            parts = StratifiedKFold(min(FOLDS, least), shuffle=True, random_state=repeat)
+            found.append([*parts.split(y, y)])
+    return found

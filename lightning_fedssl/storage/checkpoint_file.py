@@ -31,6 +31,9 @@ FORMAT = 3
 LARGE = 8 << 20
 """Bytes of states from which on they are files of their own."""
 
+CHOSEN = "chosen.ckpt"
+"""The checkpoint of a run that ``export``, ``deploy`` and ``predict`` take if none is named."""
+
 SERVER = "server"
 """The name of the server's optimizer among the states."""
 

@@ -132,6 +132,8 @@ class SimulatedFederation(RunFederation):
         run: The run.
     """
 
+    simulated = True
+
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._step_work: dict[Any, float] = {}

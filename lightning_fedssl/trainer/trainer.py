@@ -20,6 +20,8 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithms import Supervised
+from lightning_fedssl.algorithms.common import beside
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.rehearsal import rehearse
@@ -33,7 +35,7 @@ from lightning_fedssl.local_training import ClientsAtOnce, LocalTraining, stack_
 from lightning_fedssl.metrics.evaluation import EvaluationMetrics, MetricFactory, MetricName
 from lightning_fedssl.metrics.rounds import Metrics, Scalars
 from lightning_fedssl.round import Round
-from lightning_fedssl.run import Run
+from lightning_fedssl.run import Beside, Run
 from lightning_fedssl.state import ServerState, frozen_state, load_state
 from lightning_fedssl.storage.other_names import NamesKeys
 from lightning_fedssl.storage.run_folder import RunFolder
@@ -43,7 +45,6 @@ from lightning_fedssl.trainer import (
     checkpointing,
     evaluation,
     fit_loop,
-    labels_alone,
     setup,
 )
 from lightning_fedssl.trainer.federation import RunFederation, SimulatedFederation
@@ -331,6 +332,8 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
             raise ValueError(f"trainer.{stage}() has run nothing yet: give the model and its data")
         setup.refuse_other_classes(model, datamodule)
         self.ckpt_path = checkpointing.find(ckpt_path, Path(self.default_root_dir))
+        if stage != "fit":
+            model = Supervised.in_place_of(model, self.ckpt_path)
         self.algorithm = model
         self.datamodule = datamodule
         if launch.forks(self.fabric):  # the ranks share the data's memory; a refusal is raised once
@@ -471,9 +474,11 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
             checkpointing.save_model(self, Path(folder))
         self.fabric.barrier()
 
-    def train_labels_alone(self, steps: int, folder: str) -> Metrics:
+    def train_beside(
+        self, folder: str, steps: int | None = None, places: Tensor | None = None
+    ) -> Beside:
         """See :class:`~lightning_fedssl.run.Run`."""
-        return labels_alone.train(self, type(self), steps, folder)
+        return beside.train(self, type(self), folder, steps, places)
 
     @property
     def table_row(self) -> dict[str, str | float | bool]:

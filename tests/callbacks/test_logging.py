@@ -50,8 +50,17 @@ def test_the_result_is_printed_with_and_without_progress(
     assert max(map(len, rounds), default=0) <= LINE
     assert re.match(r"after round 2: test accuracy .*standard error \d+", lines[-3])
     assert lines[-2] == f"run folder: {trainer.log_dir}"
-    last = "" if progress else " --ckpt_path last"  # without validation there is no best round
-    assert lines[-1] == f"next: lightning-fedssl export --default_root_dir {tmp_path}{last} writes the model"
+    name = "best" if progress else "last"  # without validation there is no best round
+    assert lines[-1] == f"next: lightning-fedssl export --ckpt_path {trainer.log_dir}/checkpoints/{name}.ckpt"
+
+
+def test_a_run_without_validation_prints_a_tenth_of_its_rounds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=25, enable_progress_bar=True, logger=False)
+    trainer.fit(toy_semifl(), ToyData(validation=0))
+    rounds = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("round")]
+    assert rounds == [*(f"{number}/25" for number in range(2, 26, 2)), "25/25"]
 
 
 class Terminal(io.StringIO):

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from lightning_fedssl.algorithms import FedAvg
-from lightning_fedssl.data import Arrays
+from lightning_fedssl.data import Arrays, Table
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.deployment.own_data import OwnData, ServerData, module_of_spec, save_spec
 from lightning_fedssl.models import MLP
@@ -190,3 +190,18 @@ def test_arrays_of_a_node_are_converted_as_those_of_the_server(
         np.savez(tmp_path / "own.npz", labeled=np.zeros(0), unlabeled=unlabeled)
         own = own_numbers(tmp_path / "own.npz", shape).local_data(1, torch.float32)
         assert torch.equal(own.images, expected)
+
+
+def test_rows_of_a_table_at_a_node_are_read_by_the_servers_medians_and_categories(tmp_path: Path) -> None:
+    head, rows = "size;kind;label", ["1,5;a;no", "2,5;b;yes"] * 5
+    (tmp_path / "server.csv").write_text("\n".join([head, *rows]))
+    source = Table(str(tmp_path / "server.csv"))
+    save_spec(source.load().spec, tmp_path / "spec.json")
+    (tmp_path / "own.csv").write_text("kind;label;size\nb;;1,5\na;yes;\n")
+    module = module_of_spec(tmp_path / "spec.json")("nowhere", weak="none", strong="none", num_clients=4)
+    own = OwnData(module, tmp_path / "own.csv", 0).local_data(1, torch.float32)
+    assert own.labels.tolist() == [source.class_names.index("yes")]
+    assert own.images.tolist() == [[2.0, 1, 0], [1.5, 0, 1]]
+    (tmp_path / "own.csv").write_text("kind;label;size\nb;maybe;1,5\n")
+    with pytest.raises(ValueError, match="class 'maybe' in the column 'label'"):
+        OwnData(module, tmp_path / "own.csv", 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import signal
 import time
 from dataclasses import replace
@@ -47,8 +46,8 @@ def test_the_page_of_a_run_shows_its_parts_and_escapes_what_others_have_named(tm
     assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
     assert page.text.count(EVIL) > 5
     accuracy = 100 * float(trainer.callback_metrics["test/accuracy"])
-    assert re.search(rf"With the clients' images {accuracy:.1f} % of 60 test images .*\(95 % interval", page.text)
-    assert "Export takes" in page.text
+    assert f"with clients {accuracy:.1f}" in page.text
+    assert "chosen: " in page.text
     assert "senttest accuracy\n" in page.text, "the table of clients"
     for part in ("Data", "Partition", "Curves", "Clients", "Pseudo-labels", "Time", "Warnings"):
         assert f"{part}\n" in page.text, part

@@ -5,14 +5,29 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from lightning_fedssl.data.datasets import is_fifth, shortened
 from lightning_fedssl.data.sources.arrays import Datasets
-from lightning_fedssl.data.sources.base import THOUSANDS, Row, client_of, part_of, read_csv
+from lightning_fedssl.data.sources.base import (
+    THOUSANDS,
+    LoadedData,
+    Row,
+    client_of,
+    part_of,
+    read_csv,
+)
 from lightning_fedssl.data.sources.reading import MISSING, NO_LABEL, Reading, cut
+from lightning_fedssl.data.table_rows import (
+    Input,
+    encode,
+    inputs_of_numbers,
+    inputs_of_words,
+    number,
+)
 from lightning_fedssl.functional.by_name import places
 from lightning_fedssl.functional.frozen import listed
 
@@ -38,8 +53,6 @@ _DRESSED = re.compile(r"\d+([-/])\d\d?\1\d+([T ]\d.*)?|[-+]?\d+([.,]\d+)?\s*[^\W
 _SENTINELS = (-9, -99, -999, -9999)
 """Numbers that stand for a missing value in columns without other negative ones."""
 
-_LARGEST = float(np.finfo(np.float32).max)
-
 _LEAST_DIFFERENT = 20
 """The smallest number of values that can look like an identifier by all being different."""
 
@@ -49,10 +62,12 @@ class Table(Datasets):
     with options.
 
     Missing values of numeric columns become the median; categorical columns are one-hot encoded, a
-    category that no training row has as zeros. scikit-learn's transformers are fitted on all
-    training rows, those of the clients included: a real federation would exchange medians and
-    categories for it. ``data.normalize`` then standardises every column. A row without a label
-    (empty, NA, nan, None, ? or -1) is a training row without a label, which only clients get.
+    category that no training row has as zeros. Medians and categories are those of all training
+    rows, those of the clients included: a real federation would exchange them for it, or take the
+    server's. They belong to the exported model, which so takes new rows
+    (:meth:`~lightning_fedssl.export.LoadedNetwork.predict`). ``data.normalize`` then standardises
+    every column. A row without a label (empty, NA, nan, None, ? or -1) is a training row without a
+    label, which only clients get.
 
     Args:
         csv_file: The CSV file, UTF-8. Columns without a name or a value are left out.
@@ -137,7 +152,12 @@ class Table(Datasets):
                 values = column.numbers if column.kind == "numeric" else column.cells.astype(str)
                 self.reading.warn_of_column(column.name, values, labels)
         self.feature_names = [column.name for column in columns if column.kind == "numeric"]
-        features = _encode(columns, np.isin(place, ["train", "unlabeled"]))
+        training = np.isin(place, ["train", "unlabeled"])
+        used = [column for column in columns if column.kind in ("numeric", "categorical")]
+        used.sort(key=lambda column: column.kind != "numeric")
+        self.inputs = [each for column in used for each in column.inputs(training)]
+        self.label_column = "" if label_columns else label_column
+        features = encode({column.full_name: column.cells for column in used}, self.inputs)
         parts: dict[str, Any] = {"class_names": classes}
         for part in found:
             lines = np.flatnonzero(place == part)
@@ -152,12 +172,19 @@ class Table(Datasets):
             or (column.kind == "numeric" and np.isnan(column.numbers).any())
         )
 
+    def load(self) -> LoadedData:
+        """Reads the rows, and adds how they become numbers; see the base class."""
+        loaded = super().load()
+        spec = replace(loaded.spec, inputs=(*self.inputs,), label_column=self.label_column)
+        return loaded._replace(spec=spec)
+
 
 class _Column:
     """A column of features.
 
     Attributes:
         name: Its name as messages show it.
+        full_name: Its name in the file.
         cells: The text of each row.
         lines: The number of each row in the file.
         missing: Whether a row has no value.
@@ -170,11 +197,12 @@ class _Column:
         self, name: str, rows: Sequence[Row], asked: Mapping[str, Sequence[str] | None]
     ) -> None:
         self.name = cut(name)
+        self.full_name = name
         self.cells = np.array([row[name] for row in rows], dtype=object)
         self.lines = [row.number for row in rows]
         self.missing = np.isin(self.cells, list(MISSING))
         self.cells[self.missing] = ""
-        self.numbers = np.array(list(map(_number, self.cells)))
+        self.numbers = np.array(list(map(number, self.cells)))
         self.odd = np.flatnonzero(np.isnan(self.numbers) & ~self.missing).tolist()
         given = [kind for kind, names in asked.items() if name in (names or ())]
         self.kind = given[0] if given else self._own_kind(name, asked)
@@ -189,6 +217,16 @@ class _Column:
         if asked["numeric"] is None and not codes and 2 * len(words) < (~self.missing).sum():
             return "numeric"
         return "categorical" if asked["categorical"] is None else "not chosen"
+
+    def inputs(self, training: Any) -> list[Input]:
+        """How its cells become numbers.
+
+        Args:
+            training: Whether each row is one for training, from which median and categories are.
+        """
+        if self.kind == "numeric":
+            return inputs_of_numbers(self.full_name, self.numbers[training])
+        return inputs_of_words(self.full_name, self.cells[training])
 
     def check_numbers(self, strict: bool, reading: Reading) -> None:
         """Names the cells of a numeric column that are not numbers.
@@ -259,14 +297,6 @@ class _Column:
         return regular and different == len(values)
 
 
-def _number(cell: str) -> float:
-    """The number of a cell, or NaN if it has none that is finite in 32 bits."""
-    try:
-        return float(cell) if abs(float(cell)) <= _LARGEST and "_" not in cell else math.nan
-    except ValueError:
-        return math.nan
-
-
 def label_numbers(rows: Sequence[Row], columns: Sequence[str], path: str) -> Any:
     """The numbers in several label columns, float64 ``(rows, columns)``, NaN where there is none.
 
@@ -280,12 +310,12 @@ def label_numbers(rows: Sequence[Row], columns: Sequence[str], path: str) -> Any
     """
     for row in rows:
         for name in columns:
-            if row[name] not in MISSING and math.isnan(_number(row[name])):
+            if row[name] not in MISSING and math.isnan(number(row[name])):
                 raise ValueError(
                     f"data.dataset: {path!r}, row {row.number}: {cut(row[name])!r} in the label "
                     f"column {cut(name)} is not a number; give 0 or 1, or a number to predict"
                 )
-    return np.array([[_number(row[name]) for name in columns] for row in rows])
+    return np.array([[number(row[name]) for name in columns] for row in rows])
 
 
 def _report(columns: Sequence[_Column], strict: bool, reading: Reading) -> None:
@@ -329,25 +359,3 @@ def _report(columns: Sequence[_Column], strict: bool, reading: Reading) -> None:
         reading.facts["missing values"] = listed(missing)
     if constant:
         reading.warn(f"columns with one value in all rows, which say nothing: {listed(constant)}")
-
-
-def _encode(columns: Sequence[_Column], training: Any) -> Any:
-    """The features of every row, float64 ``(rows, features)``.
-
-    The transformers are fitted on the training rows.
-    """
-    from sklearn.impute import SimpleImputer
-    from sklearn.preprocessing import OneHotEncoder
-
-    features = []
-    numeric = [column.numbers for column in columns if column.kind == "numeric"]
-    if numeric:
-        values = np.stack(numeric, axis=1)
-        imputer = SimpleImputer(strategy="median", keep_empty_features=True).fit(values[training])
-        features.append(imputer.transform(values))
-    categorical = [column.cells for column in columns if column.kind == "categorical"]
-    if categorical:
-        words = np.stack(categorical, axis=1)
-        encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False).fit(words[training])
-        features.append(encoder.transform(words))
-    return np.concatenate(features, axis=1)
