@@ -126,7 +126,7 @@ class RoundProgress(FederatedCallback):
     ``trainer.enable_progress_bar`` turns off the progress, not the result.
 
     Args:
-        of: What is trained beside the run's own model, such as ``labels alone``: of it only the
+        of: What is trained in addition to the run's model, such as ``labels alone``: of it only the
             progress is shown.
     """
 

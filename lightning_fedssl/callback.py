@@ -114,8 +114,8 @@ class FederatedCallback(Callback):
         """Called whenever a client receives (``down``) or sends (``up``) tensors.
 
         Args:
-            trainer: The trainer.
-            algorithm: The algorithm.
+            trainer: The run.
+            algorithm: The method of the run.
             client: The client.
             direction: ``down`` or ``up``.
             sizes: Bytes of each tensor by its name.
@@ -147,8 +147,8 @@ class FederatedCallback(Callback):
         give none.
 
         Args:
-            trainer: The trainer.
-            algorithm: The algorithm.
+            trainer: The run.
+            algorithm: The method of the run.
             indices: The numbers of the images in the training data, ``(images,)``.
             pseudo: Their pseudo-labels.
         """
@@ -171,8 +171,8 @@ class FederatedCallback(Callback):
         rejected.
 
         Args:
-            trainer: The trainer.
-            algorithm: The algorithm.
+            trainer: The run.
+            algorithm: The method of the run.
             client: The client.
             accepted: Whether the update enters the new model.
         """
@@ -212,8 +212,8 @@ class FederatedCallback(Callback):
         Draw pictures of the round here.
 
         Args:
-            trainer: The trainer.
-            algorithm: The algorithm.
+            trainer: The run.
+            algorithm: The method of the run.
             is_last: Whether the run ends with this round: by ``max_rounds``, or because a callback
                 asked to stop. A run that a signal interrupts does not end: it can be resumed.
         """

@@ -63,10 +63,10 @@ class LocalWork:
 
 
 NO_WORK = LocalWork(0, 0, lambda step: {})
-"""That of a client that skips the round."""
+"""The local work of a client that skips the round: no steps."""
 
 MakeBatch = Callable[[Tensor, Visits], Batch]
-"""Returns the tensors of rows ``(n,)``, of whose visits it draws random numbers."""
+"""Returns the tensors of rows ``(n,)``; its random numbers belong to the visits of these rows."""
 
 
 def epochs_of(

@@ -100,8 +100,8 @@ class FL2(GlobalLabels):
 
     @property
     def client_payload(self) -> State:
-        """A tensor like each that a client sends beside its model:
-        its learning status, a scalar.
+        """A tensor like the one that a client sends in addition to its model: its learning
+        status, a scalar.
         """
         weight = next(iter(self.server.parameters.values()))
         return {"status": at_least_float32(weight).new_zeros(())} if self.status_weighting else {}

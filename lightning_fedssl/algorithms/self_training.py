@@ -124,7 +124,7 @@ class SelfTraining(ServerPhases):
 
     @property
     def client_payload(self) -> State:
-        """A tensor like the one that a client sends beside its model: ``sum c``, a scalar."""
+        """A tensor like the one that a client sends in addition to its model: ``sum c``."""
         weight = next(iter(self.server.parameters.values()))
         return {"weight": at_least_float32(weight).new_zeros(())}
 

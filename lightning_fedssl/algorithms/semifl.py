@@ -133,8 +133,8 @@ class GlobalLabels(ServerPhases):
         Args:
             data: The client's data.
             count: The number of images; 0 gives no steps.
-            make_batch: Returns the tensors of rows from 0 to below ``count``, of whose visits it
-                draws random numbers.
+            make_batch: Returns the tensors of rows from 0 to below ``count``; its random numbers
+                belong to the visits of these rows.
             pseudo: The labels of all the client's images, for diagnostics.
         """
         order = partial(data.permutation, count, "order")

@@ -215,7 +215,7 @@ def check_alike(runs: Sequence[Run]) -> None:
                 )
             if first.entry.role == other.entry.role == "method":
                 raise ValueError(f"{two} have different partitions: {differing}")
-        # A method may have weights beside those of the network.
+        # A method may have weights in addition to those of the network.
         same = only(first.weights, other.weights) == only(other.weights, first.weights)
         if _network(first) == _network(other) and not same:
             raise ValueError(f"{two}: the initial weights differ though the network is the same")

@@ -30,7 +30,7 @@ _OF_SYSTEMS = re.compile(r"@eaDir|__MACOSX|[#$@]RECYCLE(\.BIN)?|lost\+found", re
 """Folders that other programs add, such as a NAS."""
 
 _THUMBNAILS = re.compile(rf"{_OF_SYSTEMS.pattern}|thumb(nail)?s|.*[._-]thumb(nail)?", re.IGNORECASE)
-"""The same, and small copies of images beside them; a class may have such a name."""
+"""The same, and small copies of images next to them; a class may have such a name."""
 
 
 def read_images(

@@ -516,7 +516,7 @@ def unfinished(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> Path
     run that cannot be resumed: with privacy, it would spend a second budget.
 
     Args:
-        trainer: The trainer.
+        trainer: The run.
         algorithm: The method.
 
     Raises:

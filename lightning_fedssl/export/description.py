@@ -48,7 +48,7 @@ def describe_model(
     samples that it takes (``in_shape``, ``input``, ``normalization``).
 
     Args:
-        algorithm: The algorithm.
+        algorithm: The method of the run.
         data: The data that it was trained on.
         round_index: The number of finished rounds.
         metrics: The last value of every scalar.

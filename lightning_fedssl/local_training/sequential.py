@@ -299,7 +299,7 @@ def recording(algorithm: FederatedAlgorithm, values: Values) -> Iterator[None]:
     """Take what the algorithm logs inside back from the scalars of the round: a step returns it.
 
     Args:
-        algorithm: The algorithm.
+        algorithm: The method of the run.
         values: Receives the values, each with its name and weight.
     """
     logged = algorithm.logged

@@ -351,7 +351,7 @@ class CallOf(nn.Module):
     other weights.
 
     Args:
-        algorithm: The algorithm.
+        algorithm: The method of the run.
         function: The function's name.
     """
 

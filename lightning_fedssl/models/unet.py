@@ -13,7 +13,7 @@ from lightning_fedssl.models.network import InShape, Network
 
 
 class UNet(Network):
-    """Convolutions with max-pooling, then the way back up beside the maps of the same size.
+    """Convolutions with max-pooling, then the way back up, joined with the maps of the same size.
 
     O. Ronneberger, P. Fischer, T. Brox, "U-Net: Convolutional Networks for Biomedical Image
     Segmentation", MICCAI 2015, arXiv 1505.04597; with padding, norms, nearest-neighbour enlargement

@@ -1,6 +1,6 @@
 """What the pages share: how they are written, and their pictures and charts.
 
-A page is one HTML file without anything beside it: no network, no script. Everything in it is
+A page is one HTML file that needs no other: no network, no script. Everything in it is
 escaped by Jinja, since names of classes, files and clients come from anywhere.
 """
 

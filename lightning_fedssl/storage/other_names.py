@@ -106,7 +106,7 @@ OTHER_NAMES = {
     "lr": "give the learning rate as model.optimizer.lr",
     "learning_rate": "give the learning rate as model.optimizer.lr",
     "weight_decay": "give model.optimizer.weight_decay",
-    "class_path": "beside class_path there is init_args, which has the options",
+    "class_path": "next to class_path there is init_args, which has the options",
     "seed": "give seed_everything, or seeds of compare",
     "num_classes": "the data say how many classes there are",
 }

@@ -293,7 +293,8 @@ class CentralDP(UpdateRule):
             ):
                 raise ValueError(
                     f"CentralDP: {type(algorithm).__name__} uploads {', '.join(sorted(more))} "
-                    "beside the model, which the analysis does not cover: choose another method"
+                    "in addition to the model; the analysis does not cover that: choose another "
+                    "method"
                 )
             moved, norm = self.clipped(update, model)
             clipped.append(norm > self.clip)

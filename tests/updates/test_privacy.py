@@ -476,7 +476,7 @@ def test_an_upload_beside_the_model_is_refused(tmp_path: Path) -> None:
             return super().upload_sizes(update) | {"class histogram": 24}
 
     algorithm = Chatty(network=partial(CNN, width=4, norm="group"), client_weighting="uniform")
-    with pytest.raises(ValueError, match="uploads class histogram beside the model"):
+    with pytest.raises(ValueError, match="uploads class histogram in addition to the model"):
         trainer_of(tmp_path).fit(algorithm, labeled_clients())
 
 

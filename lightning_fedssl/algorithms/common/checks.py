@@ -80,5 +80,5 @@ def no_epochs(algorithm: FederatedAlgorithm, remedy: str) -> None:
         given == (1, 0),
         "client_epochs",
         given[0],
-        f"it and server_epochs have no effect here; {remedy}",
+        f"client_epochs and server_epochs have no effect on this method; {remedy}",
     )

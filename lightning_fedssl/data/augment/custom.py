@@ -246,7 +246,7 @@ def views_of(
     if per_pixel and (moves or not isinstance(weak, str)):
         raise ValueError(
             "data.weak: with a target for every pixel give flip_crop, crop or none, which move "
-            "image and target alike, and none beside a function as data.strong"
+            "image and target alike, and none together with a function as data.strong"
         )
     if isinstance(weak, str) and isinstance(strong, str):
         return make_views(spec, weak, strong, dtype=dtype, per_pixel=per_pixel)

@@ -333,8 +333,8 @@ class FromFile(Partition):
 
     The run must use the same data set, number of clients and labels, and must not hold out
     (``data.validation``, ``data.max_train_images``) an image that the file assigns: keep the seed
-    of the earlier run too. With ``data.num_labels: all``, clients may also be without any label,
-    beside others: those of ``FullyLabeledClients``.
+    of the earlier run too. With ``data.num_labels: all``, some clients may also be
+    without any label: those of ``FullyLabeledClients``.
 
     Args:
         path: A ``partition.json`` that a run wrote; or a ``.pth`` file of the authors of RSCFed and

@@ -290,7 +290,7 @@ def read_csv(path: str | Path, columns: Collection[str], reading: Reading) -> li
     empty = []
     for number, values in enumerate(rows, start=2):
         if not any(values):
-            empty += [number] if values else []  # a blank line is nothing to speak of
+            empty += [number] if values else []  # a blank line is not counted
             continue
         if len(values) != len(head):
             raise ValueError(

@@ -58,7 +58,7 @@ class ListedImage(NamedTuple):
 
 
 _MASK = re.compile(r"(.+)[-_ .](?:mask|masks|seg|segmentation|annotation)", re.IGNORECASE)
-"""Names of masks beside their images."""
+"""Names of masks next to their images."""
 
 _PAGED = (".tif", ".tiff", ".gif")
 
