@@ -337,9 +337,8 @@ class Run(Settings, ABC):
 
     @property
     def log_dir(self) -> str | None:
-        """The folder of the run, the same on every rank once the run has begun.
-
-        None without loggers.
+        """The folder of the run, the same on every rank once the run has begun; None without
+        loggers.
         """
         return self.folder.log_dir
 

@@ -65,8 +65,8 @@ def network_of(path: Path, trust: Sequence[str] = ()) -> tuple[nn.Module, Descri
     algorithm = imported(description["algorithm"], (FederatedAlgorithm,), trust)
     if not (isinstance(algorithm, type) and issubclass(algorithm, FederatedAlgorithm)):
         raise ValueError(
-            f"ckpt_path: {description['algorithm']}, which the checkpoint names as its method, is "
-            "none"
+            f"ckpt_path: the checkpoint names {description['algorithm']} as its method, but that "
+            "is another kind of class; use a checkpoint written by this package"
         )
     model = algorithm.load_from_checkpoint(path, map_location="cpu", trust=trust)
     network = model.configured_network().eval()

@@ -307,9 +307,8 @@ class Scalars:
         return metrics, sent
 
     def bytes_of_test(self, gather: Gather, before: Metrics | None) -> Metrics:
-        """The scalars of communication with what clients sent and received for the test.
-
-        Empty if they did not.
+        """The scalars of communication with what clients sent and received for the test; empty if
+        they sent nothing.
 
         They do if statistics of static batch norm are measured on the clients' images, and a
         callback has ended the run after a round that had no evaluation. The bytes are added to

@@ -103,15 +103,14 @@ def refuse_unsupported(callbacks: Sequence[Callback]) -> None:
     if len({writer.folder for writer in writers}) < len(writers):
         raise ValueError(
             "trainer.callbacks: two FederatedCheckpoint would write the same last.ckpt and "
-            "best.ckpt; keep one, and "
-            "add Lightning's ModelCheckpoint for another scalar"
+            "best.ckpt; keep one, and add Lightning's ModelCheckpoint for another scalar"
         )
     saving = Counter(c.state_key for c in callbacks if _has_state(c))
     if twice := [c for c in callbacks if saving[c.state_key] > 1]:
         raise ValueError(
             f"trainer.callbacks: two {type(twice[0]).__name__} would save their states under one "
-            "name, and a resumed "
-            "run would mix them up; keep one, or give the class a state_key that differs"
+            "name, and a resumed run would mix them up; keep one, or give the class a state_key "
+            "that differs"
         )
     for callback in callbacks:
         if isinstance(callback, ModelCheckpoint) and not callback.every_n_epochs:
@@ -123,16 +122,16 @@ def refuse_unsupported(callbacks: Sequence[Callback]) -> None:
         if not known and type(callback).__module__.startswith(("lightning.", "pytorch_lightning.")):
             supported = ", ".join(c.__name__ for c in SUPPORTED_LIGHTNING_CALLBACKS[:-1])
             raise ValueError(
-                f"trainer.callbacks: {type(callback).__name__} needs Lightning's own training "
-                "loop and cannot run in "
-                f"a federated one; of Lightning's callbacks these can: {supported}"
+                f"trainer.callbacks: {type(callback).__name__} needs Lightning's own training loop "
+                "and cannot run in a federated one; of Lightning's callbacks these can: "
+                f"{supported}"
             )
         if not known or isinstance(callback, FederatedCallback):
             _check_hooks(callback)
 
 
 def check_monitors(callbacks: Iterable[Callback], known: Collection[str], place: str = "") -> None:
-    """Refuse callbacks whose monitor is no scalar of the run.
+    """Refuse callbacks whose monitor is not a scalar of the run.
 
     Args:
         callbacks: Those whose monitors are checked.

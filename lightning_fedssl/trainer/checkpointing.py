@@ -35,8 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 def find(ckpt_path: str | Path | None, root: Path) -> Path | None:
-    """The file of a checkpoint: a path, or ``last`` or ``best`` of the newest run below a folder.
-
+    """The file of a checkpoint: a path, or ``last`` or ``best`` of the newest run below a folder;
     None for none.
 
     The log names the file of ``last`` and ``best``: their run need not be the one whose
@@ -121,10 +120,9 @@ def folder_of_one_run(trainer: Run) -> Iterator[None]:
     lock = lock_folder(folder)
     if lock is None:
         raise ValueError(
-            f"another run is training now and writes its checkpoints into {folder}, where this "
-            "run would replace them: "
-            "give trainer.default_root_dir another folder (or a logger with a folder of its own), "
-            "or wait for its end"
+            f"another run is training now and writes its checkpoints into {folder}, where this run "
+            "would replace them: give trainer.default_root_dir another folder (or a logger with a "
+            "folder of its own), or wait for its end"
         )
     try:
         if resumed is None or resumed.parent.resolve() != folder.resolve():
@@ -147,7 +145,7 @@ def restore(callbacks: Sequence[Callback], states: Mapping[str, Any]) -> None:
         states: Their states by ``state_key``.
 
     Raises:
-        TypeError: A part of a state is no mapping, and must be.
+        TypeError: A part of a state is not a mapping, and must be.
     """
     for callback in callbacks:
         if saved := states.get(callback.state_key):
@@ -337,9 +335,8 @@ def _remedy(path: Path | None) -> str:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two plain values are equal.
-
-    Floats up to rounding, because a mean depends on the machine's order.
+    """Whether two plain values are equal, floats up to rounding, because a mean depends on the
+    machine's order.
     """
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
@@ -391,9 +388,8 @@ def resume(trainer: Run, path: Path) -> int:
     data, allowed = trainer.datamodule, trainer.allow_changed
     check_same_samples(data, loaded, path, allowed, _OF_SAMPLES[:2])
     check_same_data(trainer.seed, data, loaded, path)
-    _check_settings(
-        trainer, loaded, path
-    )  # before the normalisation, which changes with the samples
+    # Before the normalisation, which changes with the samples.
+    _check_settings(trainer, loaded, path)
     check_same_samples(data, loaded, path, allowed, _OF_SAMPLES[2:])
     _warn_of_a_stretched_schedule(trainer.algorithm.schedule, trainer.max_rounds, loaded)
     _read_states(loaded, path, needed=not allowed)
@@ -450,10 +446,8 @@ def _check_settings(trainer: Run, loaded: checkpoint_file.Checkpoint, path: Path
         return
     raise ValueError(
         f"ckpt_path: {path} is of a run with other settings: {', '.join(changed)}; use those of "
-        "the checkpoint (its "
-        "run folder has them in config.yaml), or resume with the new ones, another precision or "
-        "optimizer excepted, by "
-        "--trainer.allow_changed true"
+        "the checkpoint (its run folder has them in config.yaml), or resume with the new ones, "
+        "another precision or optimizer excepted, by --trainer.allow_changed true"
     )
 
 

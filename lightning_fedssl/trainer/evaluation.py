@@ -56,9 +56,8 @@ def run_command(trainer: Run, stage: str) -> Metrics:
         checkpointing.check_same_samples(
             trainer.datamodule, origin, ckpt_path, trainer.allow_changed
         )
-        if (
-            stage == "validate"
-        ):  # on another partition, images of training could be among the validation images
+        # On another partition, images of training could be among the validation images.
+        if stage == "validate":
             checkpointing.check_same_data(trainer.seed, trainer.datamodule, origin, ckpt_path)
     if stage == "predict":
         return {}

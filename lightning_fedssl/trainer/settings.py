@@ -37,7 +37,7 @@ _UNIMPORTANT = {
 _KERNELS = {"foreach", "fused", "differentiable", "capturable", "initial_lr"}
 """Arguments of optimizers that choose an implementation and do not affect results."""
 LONGEST_TEXT = 200
-"""Characters of a value in a table of runs: the clients of every sample are no column."""
+"""Characters of a value in a table of runs: the clients of every sample are not a column."""
 
 
 def settings_of(trainer: Run) -> Settings:
@@ -139,9 +139,8 @@ def _flat(prefix: str, values: Mapping[Any, Any], depth: int = 4) -> Settings:
 
 
 def _parts(key: str, value: Any) -> Mapping[Any, Any] | None:
-    """What a value consists of by name.
-
-    None for what is not compared: data, networks, tensors and functions.
+    """What a value consists of by name; None for what is not compared: data, networks, tensors and
+    functions.
     """
     if isinstance(value, dict):
         return value

@@ -47,17 +47,15 @@ def refuse_other_classes(model: object, datamodule: object) -> None:
     loop calls.
 
     Raises:
-        TypeError: If the model is no federated algorithm.
+        TypeError: If the model is not a federated algorithm.
         ValueError: If the data are not federated; or names a hook of the model, and what to use
             instead.
     """
     if not isinstance(model, FederatedAlgorithm):
         raise TypeError(
             f"FederatedTrainer trains a FederatedAlgorithm, and {type(model).__name__} is none: "
-            "give a "
-            "LightningModule to FedAvg.from_lightning, its network to a method as model.network, "
-            "or derive a method "
-            "from lightning_fedssl.FederatedAlgorithm"
+            "give a LightningModule to FedAvg.from_lightning, its network to a method as "
+            "model.network, or derive a method from lightning_fedssl.FederatedAlgorithm"
         )
     if "network_factory" not in vars(model):
         raise ValueError(
@@ -69,11 +67,9 @@ def refuse_other_classes(model: object, datamodule: object) -> None:
         if getattr(type(model), name) is not getattr(FederatedAlgorithm, name, None):
             raise ValueError(
                 f"{type(model).__name__}.{name} is a hook of Lightning's loop, which a federated "
-                "run does not call: "
-                "give optimizers as model.optimizer, model.server_optimizer and model.schedule, "
-                "and use the hooks of a "
-                "FederatedCallback or the functions of FederatedAlgorithm, such as on_round_start "
-                "and on_client_start"
+                "run does not call: give optimizers as model.optimizer, model.server_optimizer and "
+                "model.schedule, and use the hooks of a FederatedCallback or the functions of "
+                "FederatedAlgorithm, such as on_round_start and on_client_start"
             )
     require_federated(datamodule)
 
@@ -145,19 +141,17 @@ def warn_of_what_costs(datamodule: FederatedDataModule, fabric: Fabric, precisio
     """
     if empty := datamodule.clients_without_images():
         _log.warning(
-            "%d of %d clients have no %s and skip every round (%s); change data.partition or "
-            "lower data.num_clients "
-            "if this is not intended",
+            "%d of %d clients have no %s and skip every round (%s); change data.partition or lower "
+            "data.num_clients if this is not intended",
             len(empty), datamodule.num_clients, datamodule.spec.noun,
             ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else ""),
         )  # fmt: skip
     images = len(datamodule.validation_labels)
     if 0 < images < FEWEST_VALIDATION * datamodule.num_classes:
         _log.warning(
-            "there are %d validation %ss for %d classes: val/%s and the choice of the best "
-            "round are uncertain; "
-            "give more labelled data, a larger data.validation, or, for a trial, data.validation: "
-            "test",
+            "there are %d validation %ss for %d classes: val/%s and the choice of the best round "
+            "are uncertain; give more labelled data, a larger data.validation, or, for a trial, "
+            "data.validation: test",
             images, datamodule.spec.noun, datamodule.num_classes, datamodule.task.monitor,
         )  # fmt: skip
     emulates = (
@@ -174,7 +168,8 @@ def build_model(algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) 
     """Build the network for the data; a second call does nothing.
 
     Raises:
-        ValueError: If an argument of the algorithm is no usable number, or contradicts the data.
+        ValueError: If an argument of the algorithm is not a usable number, or contradicts
+            the data.
     """
     for key, value in algorithm.hparams.items():
         if (isinstance(value, float) and math.isnan(value)) or (

@@ -292,9 +292,8 @@ class CentralDP(UpdateRule):
                 - update.buffers.keys()
             ):
                 raise ValueError(
-                    f"CentralDP: {type(algorithm).__name__} uploads {', '.join(sorted(more))} "
-                    "in addition to the model; the analysis does not cover that: choose another "
-                    "method"
+                    f"CentralDP: {type(algorithm).__name__} uploads {', '.join(sorted(more))} in "
+                    "addition to the model; the analysis does not cover that: choose another method"
                 )
             moved, norm = self.clipped(update, model)
             clipped.append(norm > self.clip)

@@ -204,7 +204,7 @@ class LogsVector(FedAvg):
         (NoUpdate, "NoUpdate.on_client_end returned None: return the update"),
         (NoWork, "NoWork.on_client_start returned None: return a LocalWork"),
         (SendsNetwork, "SendsNetwork.broadcast returned a MLP: return tensors by name"),
-        (StoresNumber, "clients.put(..., 'count', state): state is no dict of tensors by name: 3"),
+        (StoresNumber, "clients.put(..., 'count', state): state is not a dict of tensors by name: 3"),
         (NoGradient, "NoGradient.training_step returned a loss that depends on no weight: compute it from the "),
         (
             LogsVector,
