@@ -1,7 +1,7 @@
 # make fit    train SemiFL on the bundled handwritten digits (CONFIG=..., ARGS="--trainer.max_rounds 5" change it)
 # make check  lint, type-check and run the quick tests: for daily work
 # make test   lint, type-check and run every test but the slow ones
-# make slow   run the slow tests: the commands of all pages, the emulated GPU, an installed wheel, processes of Flower
+# make slow   run the slow tests: the commands of all pages, the emulated GPU, an installed wheel, processes of Flower, wandb and MLflow
 # make docs   build the documentation site into site/
 # make gpu    on a machine with CUDA: its benchmark, 8 minutes, which resumes where it stopped (GPU=folder), and its tests;
 #             with PYTHON=python3 it installs nothing and takes the packages that this Python has
@@ -75,7 +75,9 @@ test: lint
 	$(PYTEST) -m "not slow"
 
 slow: $(VENV)/.installed-test
+	@$(BIN)/python -c 'import wandb, mlflow' 2>/dev/null || $(INSTALL) --editable '.[wandb,mlflow]'
 	$(PYTEST) -m slow
+	$(PYTEST) tests/callbacks/test_boards.py
 
 # A measurement that fails keeps neither the others nor the tests from running.
 gpu: | $(GPU_NEEDS)
