@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import pkgutil
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -187,7 +188,9 @@ def imported(path: Any, kinds: tuple[type, ...], trust: Sequence[str] = ()) -> A
             does not exist.
     """
     trusted = _is_in(path, trust)
-    if trusted or str(path).partition(".")[0] in TRUSTED:
+    # Of the known packages no private module: importing one may run a program.
+    public = not re.search(r"(^|[.:])_", str(path))
+    if trusted or (public and str(path).partition(".")[0] in TRUSTED):
         try:
             found = pkgutil.resolve_name(path)
         except (ImportError, AttributeError, ValueError) as error:

@@ -276,6 +276,7 @@ FOREIGN = [
     ({"network": {"class_path": "torch.hub.load", "init_args": {"repo_or_dir": "x"}}}, "torch.hub.load"),
     ({"network": {"class_path": "torch.os.system", "init_args": {"command": "true"}}}, "torch.os.system"),
     ({"network": {"class_path": "lightning_fedssl.cli.FederatedCLI", "init_args": {"args": []}}}, "FederatedCLI"),
+    ({"network": {"class_path": "torch.utils.model_dump.__main__.x", "init_args": {}}}, "nothing of it was run"),
     ({"network": {"class_path": "torch.nn.NoLayer", "init_args": {}}}, "cannot be imported"),
     ({"network": {"class_path": "torch.nn.ReLU", "init_args": [1]}}, "must be names with values"),
     ({"network": {"class_path": "torch.nn.ReLU", "init_args": {"inplace": MARKING}}}, "test_export.marking"),
