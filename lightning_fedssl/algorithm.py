@@ -523,8 +523,8 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
 
         Args:
             checkpoint_path: The file.
-            trust: Names of modules of which the file may name any class or function, such as
-                ``["my_networks"]``.
+            trust: Names of modules, such as ``["my_networks"]``; the file may name any class or
+                function that they define.
             map_location: The device of the method.
             strict: Whether the file must have all tensors of the method, and no others.
             **kwargs: Arguments of the method, in place of those in the file.
@@ -557,14 +557,14 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor | None:
         """Log the loss of a validation batch.
 
-        Returns the logits, of which the trainer computes its metrics.
+        Returns the logits; the trainer computes its metrics from them.
         """
         return self._evaluation_step(batch, "val")
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor | None:
         """Log the loss of a test batch.
 
-        Returns the logits, of which the trainer computes its metrics.
+        Returns the logits; the trainer computes its metrics from them.
         """
         return self._evaluation_step(batch, "test")
 

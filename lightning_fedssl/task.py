@@ -117,7 +117,7 @@ class Task(ABC):
         """The class by which partition, balance and validation see each sample.
 
         Returns:
-            ``(N,)`` int64, -1 for a sample of which all targets are missing.
+            ``(N,)`` int64, -1 for a sample without a known target.
         """
 
     def strata_names(self, class_names: Sequence[str]) -> tuple[str, ...]:

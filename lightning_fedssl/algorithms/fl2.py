@@ -65,8 +65,8 @@ class FL2(GlobalLabels):
         rho: Radius of ASAM's step; 0 leaves out the sharpness-aware term. The paper's is 0.1, and 1
             for CIFAR-100.
         eta: ASAM's constant, added to the absolute value of a weight.
-        consistency_target: The view of which the prediction at w is the target of the
-            sharpness-aware term.
+        consistency_target: The view whose prediction at w is the target of the sharpness-aware
+            term.
         status_weighting: A client's weight in the mean is ``1 - t_k``, by its learning status; if
             not, ``client_weighting``.
         pretrain_epochs: Epochs of the server over its labelled images before the first round.

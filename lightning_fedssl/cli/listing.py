@@ -21,7 +21,7 @@ Rows = Iterator[tuple[str, str]]
 """Names, each with a line about it."""
 
 _SENTENCE = re.compile(r"(?<!\bFig)(?<!\bFigs)(?<!\bEq)(?<!\bApp)(?<!\bal)\. |: ")
-"""The end of the first sentence of a comment; the full stop of an abbreviation is none."""
+"""The end of the first sentence of a comment; the full stop of an abbreviation does not count."""
 
 
 def rows_of(kind: str) -> list[tuple[str, str]]:

@@ -20,8 +20,8 @@ class SuiteEntry:
 
     Args:
         label: Its name in tables and curves.
-        config: A configuration, as for ``fit --config``, or several, of which later ones override
-            earlier ones.
+        config: A configuration, as for ``fit --config``, or several; later ones override earlier
+            ones.
         role: ``method``, or ``bound``: a lower or upper bound for the methods of its group. The
             tables show the difference to the first bound of a group.
         overrides: Keys that override the configuration, nested or with dots (``data.num_labels:

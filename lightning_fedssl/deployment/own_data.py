@@ -45,7 +45,7 @@ Parts = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class SplitOverMachines(FederatedSplit):
-    """A split of which the server knows its own images, and of each client the number of images."""
+    """A split with the server's own images, and of each client only the number of images."""
 
     @cached_property
     def hash(self) -> str:

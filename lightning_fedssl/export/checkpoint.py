@@ -46,8 +46,8 @@ def network_of(path: Path, trust: Sequence[str] = ()) -> tuple[nn.Module, Descri
 
     Args:
         path: The checkpoint.
-        trust: Names of modules of which the checkpoint may name any class or function; without
-            them, only those of this package, torch, torchvision, timm and peft are built.
+        trust: Names of modules; the checkpoint may name any class or function that they define.
+            Without them, only those of this package, torch, torchvision, timm and peft are built.
 
     Raises:
         FileNotFoundError: If there is no such file.

@@ -157,8 +157,8 @@ def load_network(folder: str | Path, trust: Sequence[str] = ()) -> LoadedNetwork
 
     Args:
         folder: The folder, for example ``lightning_logs/version_0/checkpoints``.
-        trust: Names of modules of which the file may name any class or function that they define,
-            such as ``["my_networks"]``.
+        trust: Names of modules, such as ``["my_networks"]``; the file may name any class or
+            function that they define.
 
     Raises:
         FileNotFoundError: If one of the two files is missing.

@@ -179,7 +179,7 @@ def imported(path: Any, kinds: tuple[type, ...], trust: Sequence[str] = ()) -> A
 
     Args:
         path: The import path.
-        kinds: Base classes, of which a class of the :data:`TRUSTED` packages has one.
+        kinds: Base classes; a class of the :data:`TRUSTED` packages must derive from one.
         trust: Modules that the caller trusts, too; any class or function that is defined in them
             or in a module below them may be named.
 

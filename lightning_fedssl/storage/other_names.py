@@ -110,7 +110,7 @@ OTHER_NAMES = {
     "seed": "give seed_everything, or seeds of compare",
     "num_classes": "the data say how many classes there are",
 }
-"""Names that are none here, most of them Lightning's, and a sentence on what to use instead."""
+"""Names that do not exist here, most of them Lightning's, and what to use instead."""
 
 
 class NamesKeys(ABCMeta):

@@ -53,7 +53,7 @@ def refuse_other_classes(model: object, datamodule: object) -> None:
     """
     if not isinstance(model, FederatedAlgorithm):
         raise TypeError(
-            f"FederatedTrainer trains a FederatedAlgorithm, and {type(model).__name__} is none: "
+            f"FederatedTrainer trains a FederatedAlgorithm, and {type(model).__name__} is not one: "
             "give a LightningModule to FedAvg.from_lightning, its network to a method as "
             "model.network, or derive a method from lightning_fedssl.FederatedAlgorithm"
         )

@@ -162,8 +162,8 @@ class SplitTraining(JointAlgorithm):
         return features.flatten(1)
 
     def at_clients(self, name: str) -> bool:
-        """Whether a tensor belongs to the bottom of network or teacher, of which each client has a
-        copy.
+        """Whether a tensor belongs to the bottom of network or teacher: each client has a copy of
+        it.
         """
         return name.startswith(_AT_CLIENTS)
 

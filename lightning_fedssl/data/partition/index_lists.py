@@ -110,9 +110,7 @@ class ClientList(Sequence[ClientIndices]):
 
     @classmethod
     def mark(cls, parts: IndexLists, is_labeled: Tensor) -> ClientList:
-        """Clients that hold ``parts``, of which those are labelled that ``is_labeled`` ``(N,)``
-        marks.
-        """
+        """Clients that hold ``parts``; ``is_labeled`` ``(N,)`` marks the labelled samples."""
         marked = is_labeled[parts.values]
         return cls(parts.select(marked), parts.select(~marked))
 

@@ -255,7 +255,7 @@ def as_tensor(values: Any) -> Tensor:
 
 
 def class_lists(dataset: Any) -> list[list[str]]:
-    """The names of a data set's classes, or of the data sets of which it is made; none if unknown.
+    """The names of a data set's classes, or of those of its parts; none if unknown.
 
     Args:
         dataset: A data set, a part of one, or several in one (``Subset``, ``ConcatDataset``).

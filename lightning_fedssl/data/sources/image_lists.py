@@ -140,7 +140,7 @@ class ImageList(DataSource):
         return tuple(sorted({image.label for image in train}))
 
     def targets_of(self, images: Sequence[ListedImage], spec: DatasetSpec) -> Tensor:
-        """The targets of images, from their labels, of which an empty one is none."""
+        """The targets of images, from their labels; an empty label is none."""
         numbers = places(spec.class_names) | {"": -1}
         for image in images:
             if image.label not in numbers:
@@ -181,7 +181,7 @@ class ImageList(DataSource):
         return self._lists
 
     def _of_parts(self, labeled: Callable[[Path], list[ListedImage]]) -> Lists:
-        """The images in the folders of the parts, of which ``labeled`` lists one with labels."""
+        """The images in the folders of the parts; ``labeled`` lists those of a labelled folder."""
         lists: Lists = {"train": [], "test": [], "validation": [], "unlabeled": []}
         beside = Counter[str]()
         for folder in visible_folders(Path(self.root), beside):

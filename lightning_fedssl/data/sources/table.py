@@ -79,8 +79,8 @@ class Table(Datasets):
             out.
         split_column: Column with train, test, validation (or val) or unlabeled; if left out, of
             every class each fifth row is a test row.
-        numeric: The numeric columns; if left out, those of which most cells are numbers. A warning
-            names other cells, which are missing values as empty ones (NA, null, nan, ...) are.
+        numeric: The numeric columns; if left out, those with numbers in most cells. A warning names
+            the other cells: they are missing values, as empty ones (NA, null, nan, ...) are.
         categorical: The categorical columns; if left out, all others.
         ignore: Columns that are left out.
         strict: Whether other cells of numeric columns are refused.
