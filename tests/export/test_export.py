@@ -461,9 +461,9 @@ def test_a_folder_without_readable_images_is_named(
 
 
 def test_new_image_files_are_refused_where_training_was_on_numbers(tmp_path: Path) -> None:
-    """Numbers from 0 to 1 would be 255 times too large."""
+    """Numbers in another unit than pixels."""
     rows = torch.arange(30)
-    known = TensorDataset(images_of(rows % 3, 5) / 255, rows % 3)
+    known = TensorDataset(images_of(rows % 3, 5) / 100, rows % 3)
     data = FederatedDataModule.from_datasets(known, known, num_clients=3, num_labels=6, weak="none", strong="none")
     data.setup()
     data.predict_root = str(tmp_path)

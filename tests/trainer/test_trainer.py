@@ -413,7 +413,7 @@ class OwnOptimizer(FedAvg):
 
 def test_a_module_of_lightning_and_its_hooks_are_refused_with_what_to_use(tmp_path: Path) -> None:
     trainer = toy_trainer(tmp_path)
-    with pytest.raises(TypeError, match=r"LightningModule is not one: give a LightningModule to FedAvg\.from_lightning"):
+    with pytest.raises(TypeError, match=r"is not one: give a LightningModule to FedAvg\.from_lightning"):
         trainer.fit(LightningModule(), ToyData())  # type: ignore[arg-type]
     for method, hook in ((OwnHook, "on_train_epoch_end"), (OwnOptimizer, "configure_optimizers")):
         with pytest.raises(ValueError, match=rf"{method.__name__}\.{hook} is a hook of .*model\.optimizer"):
