@@ -260,9 +260,8 @@ class ClientStore:
         self.files: dict[str, str] = {}
 
     def get(self, client: int, kind: str) -> State:
-        """The stored tensors of one kind of a client.
-
-        Empty if there are none. Do not change them in place.
+        """The stored tensors of one kind of a client; empty if there are none. Do not change them
+        in place.
 
         Args:
             client: The client's number.
@@ -280,11 +279,12 @@ class ClientStore:
             state: The tensors.
 
         Raises:
-            ValueError: The state is no dictionary of tensors.
+            ValueError: The state is not a dictionary of tensors.
         """
         if not isinstance(state, Mapping) or not all(isinstance(t, Tensor) for t in state.values()):
             raise ValueError(
-                f"clients.put(..., {kind!r}, state): state is no dict of tensors by name: {state!r}"
+                f"clients.put(..., {kind!r}, state): state is not a dict of tensors by name: "
+                f"{state!r}"
             )
         copied = mapped(lambda t: t.detach().to("cpu", copy=True), state)
         if self.staging is None:

@@ -17,9 +17,8 @@ exactly."""
 
 
 def optimizer_state(optimizer: Optimizer) -> State:
-    """The tensors of an optimizer's state, by the number of the parameter and their own name.
-
-    Not copied.
+    """The tensors of an optimizer's state, by the number of the parameter and their own name; they
+    are not copied.
 
     A Python number, such as an own optimizer's count of steps, becomes a tensor, and its key ends
     with its type: ``0.step:int``. Other values are left out.

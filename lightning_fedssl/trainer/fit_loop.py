@@ -31,9 +31,8 @@ _log = logging.getLogger(__name__)
 
 
 def fit(trainer: Run, federation: RunFederation, begins: Callable[[], object]) -> Metrics:
-    """Train until ``max_rounds``, a signal or a callback ends the run.
-
-    Then evaluate on the test images.
+    """Train until ``max_rounds``, a signal or a callback ends the run, then evaluate on the test
+    images.
 
     Args:
         trainer: The trainer; its ``ckpt_path`` is the checkpoint to resume.
@@ -77,12 +76,10 @@ def fit(trainer: Run, federation: RunFederation, begins: Callable[[], object]) -
                 stops = ends_now(trainer, federation, stop, trainer.round_index == first)
         metrics = {}
         if trainer.interrupted:
-            checkpointing.save_missing(
-                trainer
-            )  # the process may be killed before the next line has ended
-            trainer.hooks.call(
-                "on_evaluation_start"
-            )  # so that the saved model has statistics that belong to its weights
+            # First, because the process may be killed before the next call has ended.
+            checkpointing.save_missing(trainer)
+            # So that the saved model has statistics that belong to its weights.
+            trainer.hooks.call("on_evaluation_start")
         else:
             metrics = evaluation.evaluate(trainer, "test")
             trainer.log_metrics(metrics | trainer.scalars.bytes_of_test(trainer.gather, sent))
@@ -92,9 +89,8 @@ def fit(trainer: Run, federation: RunFederation, begins: Callable[[], object]) -
 
 
 def forget_earlier_run(trainer: Run) -> None:
-    """Reset what all but the model's weights remember of an earlier run.
-
-    Before a checkpoint is loaded.
+    """Reset what all but the model's weights remember of an earlier run, before a checkpoint is
+    loaded.
     """
     trainer.reset()
     for callback in trainer.callbacks:  # Lightning's own keep their state, as in Lightning
@@ -138,8 +134,7 @@ def ends_now(trainer: Run, federation: RunFederation, stop: StopRequest, is_firs
     if is_first and set().union(*trained) == {False}:
         _log.warning(
             "round %d: no client has trained, because %s.training_step returned None for every "
-            "batch, which skips "
-            "it; if this is not intended, return the loss",
+            "batch, which skips it; if this is not intended, return the loss",
             trainer.round_index, type(trainer.algorithm).__name__,
         )  # fmt: skip
     is_last = trainer.round_index == trainer.max_rounds
@@ -165,9 +160,8 @@ def run_round(trainer: Run, federation: RunFederation, index: int) -> Metrics:
     """
     trainer.folder.use()
     started = time.perf_counter()
-    torch.manual_seed(
-        sampling.derive_key(trainer.seed, "round", index)
-    )  # a resumed run draws the same
+    # A resumed run draws the same.
+    torch.manual_seed(sampling.derive_key(trainer.seed, "round", index))
     optimizers = (trainer.client_optimizer, trainer.server_optimizer)
     trainer.algorithm.set_learning_rates(optimizers, index, trainer.max_rounds)
     trainer.enter(new_round(trainer, index))
