@@ -43,8 +43,8 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.data import datasets
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.stacked_layers import StackedLayers
 from lightning_fedssl.local_training import sequential, split_learning, vectorized
-from lightning_fedssl.local_training.stacked_layers import StackedLayers
 from lightning_fedssl.models import CNN, WideResNet
 from lightning_fedssl.trainer import evaluation
 

@@ -148,6 +148,11 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
         clients_use_statistics: Whether clients evaluate the network that they receive, as to label
             images. Then the statistics of static batch norm are measured before every round, and
             otherwise only for an evaluation.
+        same_step_every_round: Whether ``training_step`` reads nothing but its batch, the module's
+            weights and buffers, the global weights, and attributes that do not change after the
+            run has begun. Then a GPU records the steps of stacked clients once for the run, and
+            otherwise once a round. It is not inherited: a class that changes the step says it
+            again.
     """
 
     local_modules: ClassVar[frozenset[str]] = frozenset()
@@ -162,6 +167,7 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
     steps_per_round: int | None = None
     statistics_of: Literal["server", "moments"] = "moments"
     clients_use_statistics: bool = False
+    same_step_every_round: ClassVar[bool] = False
     task: Task
     federation: Federation
     server: ServerState

@@ -45,6 +45,7 @@ class EASGD(SlotAlgorithm):
             takes.
     """
 
+    same_step_every_round = True
     labels_at = "clients"
 
     def __init__(self, alpha: float | None = None, **kwargs: Any) -> None:
@@ -102,6 +103,8 @@ class OverlapSGD(EASGD):
         beta: b, the anchor's momentum.
         kwargs: As in :class:`EASGD`.
     """
+
+    same_step_every_round = True
 
     def __init__(self, alpha: float = 0.6, beta: float = 0.7, **kwargs: Any) -> None:
         super().__init__(alpha=alpha, **kwargs)

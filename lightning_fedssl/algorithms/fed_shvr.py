@@ -100,6 +100,7 @@ class FedSHVR(PairedBatches):
         kwargs: The arguments every algorithm takes.
     """
 
+    same_step_every_round = True
     server_keeps = frozenset({"last_round"})
     clients_use_statistics = True
 

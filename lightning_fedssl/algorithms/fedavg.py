@@ -50,6 +50,7 @@ class FedAvg(ServerPhases):
         2
     """
 
+    same_step_every_round = True
     needs: Need = "loss"
     labels_at: Place | None = "clients"
 

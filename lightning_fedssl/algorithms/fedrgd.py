@@ -98,6 +98,7 @@ class FedRGD(SlotAlgorithm):
             takes.
     """
 
+    same_step_every_round = True
     needs = "confidence"
     no_static_batch_norm = "no statistics are measured for the means of FedRGD's groups"
 

@@ -73,6 +73,7 @@ class FixMatch(FedAvg):
         (0.8, 5)
     """
 
+    same_step_every_round = True
     needs: Need = "confidence"
     labels_at: Place | None = None
     needs_unlabeled = True

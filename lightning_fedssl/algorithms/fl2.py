@@ -74,6 +74,7 @@ class FL2(GlobalLabels):
             numbers of epochs E, the server's momentum and phase.
     """
 
+    same_step_every_round = True
     needs = "classes"
     soft_labels = True
 

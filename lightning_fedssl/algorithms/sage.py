@@ -51,6 +51,8 @@ class SAGE(ReceivedModelLabels):
             :class:`~lightning_fedssl.algorithms.common.received_model.ReceivedModelLabels`.
     """
 
+    same_step_every_round = True
+
     def __init__(self, half_gap: float = 0.05, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         checks.above_zero(half_gap=half_gap)

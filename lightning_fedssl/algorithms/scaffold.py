@@ -45,6 +45,7 @@ class SCAFFOLD(FedAvg):
         kwargs: The arguments of :class:`~lightning_fedssl.algorithms.fedavg.FedAvg`.
     """
 
+    same_step_every_round = True
     not_deployable = "sends its clients a control variate, which a node does not expect"
 
     def __init__(

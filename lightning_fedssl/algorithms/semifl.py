@@ -164,6 +164,7 @@ class SemiFL(GlobalLabels):
         False
     """
 
+    same_step_every_round = True
     needs = "confidence"
 
     def __init__(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -222,3 +223,22 @@ class LocalData:
 def _joined(parts: list[Tensor]) -> Tensor:
     """The parts in one tensor; a single one is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+@contextmanager
+def own_random_stream(data: LocalData, purpose: str = "network", *more: int) -> Iterator[None]:
+    """Seed torch's generators for one party, round and purpose; restore them at the end.
+
+    Args:
+        data: The party's data.
+        purpose: What draws random numbers.
+        more: Further parts of the key, such as the step.
+    """
+    key = sampling.derive_key(data.seed, purpose, data.round, data.party, *more)
+    device = data.images.device
+    on_cuda = device.type == "cuda"
+    with torch.random.fork_rng([device] if on_cuda else []):
+        torch.default_generator.manual_seed(key)
+        if on_cuda:
+            torch.cuda.manual_seed(key)
+        yield

@@ -66,6 +66,21 @@ def stacked(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: _stack([state[name] for state in states]) for name in states[0]}
 
 
+def shapes_of(state: Mapping[str, Tensor]) -> tuple[tuple[str, torch.Size], ...]:
+    """The shapes by which states can be stacked."""
+    return tuple((name, t.shape) for name, t in state.items())
+
+
+def stacked_by_shape(
+    states: Sequence[Mapping[str, Tensor]],
+) -> list[tuple[list[int], dict[str, Tensor]]]:
+    """The places of the states of each shape, and these states stacked."""
+    by_shape: dict[object, list[int]] = {}
+    for place, state in enumerate(states):
+        by_shape.setdefault(shapes_of(state), []).append(place)
+    return [(rows, stacked([states[row] for row in rows])) for rows in by_shape.values()]
+
+
 def _stack(tensors: list[Tensor]) -> Tensor:
     if tensors[0].is_contiguous() or tensors[0].dim() != 4:
         return torch.stack(tensors)

@@ -1,6 +1,10 @@
-"""The states of optimizers as tensors by name, and their learning rates."""
+"""States of optimizers as named tensors, optimizers like another, and their learning rates."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from itertools import islice
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -80,3 +84,31 @@ def set_learning_rate(optimizer: Optimizer, factor: float) -> None:
     """Set every parameter group's learning rate to ``factor`` times the configured one."""
     for group in optimizer.param_groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+
+
+def like(template: Optimizer, tensors: Sequence[Tensor], state: State) -> Optimizer:
+    """An optimizer of the same class and settings over other tensors, with a copy of a state."""
+    remaining = iter(tensors)
+    made = _remade(template, lambda weights: list(islice(remaining, len(weights))))
+    load_optimizer_state(made, state)
+    return made
+
+
+def part_of(template: Optimizer, kept: Container[int]) -> Optimizer:
+    """An optimizer of the same class and settings over some of the weights, without a state.
+
+    Args:
+        template: The optimizer.
+        kept: The ``id`` of each weight that remains.
+    """
+    return _remade(template, lambda weights: [p for p in weights if id(p) in kept])
+
+
+def _remade(template: Optimizer, of_group: Callable[[list[Tensor]], list[Tensor]]) -> Optimizer:
+    """An optimizer of the same class and settings, with other weights in each group."""
+    groups = []
+    for group in template.param_groups:
+        if weights := of_group(group["params"]):
+            groups.append({**group, "params": weights})
+    kind: Any = type(template)
+    return cast(Optimizer, kind(groups))

@@ -186,6 +186,12 @@ def require_plain_sgd(
         )
 
 
+def steps_are_alike(optimizer: Optimizer) -> bool:
+    """Whether no step differs from the others: by a count on the host, or as the first."""
+    dampened = any(group.get("dampening") for group in optimizer.param_groups)
+    return isinstance(optimizer, torch.optim.SGD) and not dampened
+
+
 def weights_of(optimizer: Optimizer) -> list[Tensor]:
     """The weights that an optimizer changes, in its order."""
     return [p for group in optimizer.param_groups for p in group["params"]]

@@ -38,9 +38,9 @@ class Recorded:
 
     The function may change tensors in place, such as weights. It must not read a number from the
     device, replace the tensors that it changes, or depend on what else changes between calls: the
-    graph uses the memory of its first run. It lives as long as this object, which is made for one
-    party's work. What cannot be recorded is called as it is, after one warning. ``FEDSSL_RECORD=0``
-    records nothing.
+    graph uses the memory of its first run. It lives as long as this object, or until
+    :meth:`keep_while` is called with another key. What cannot be recorded is called as it is, after
+    one warning. ``FEDSSL_RECORD=0`` records nothing.
 
     Args:
         function: The function.
@@ -55,31 +55,47 @@ class Recorded:
         self.function = function
         self.what = what
         self.records = possible and what not in _refused and os.environ.get("FEDSSL_RECORD") != "0"
+        self.key: object = None
         self.calls: Counter[object] = Counter()
         self.graphs: dict[object, tuple[torch.cuda.CUDAGraph, list[Tensor], Values]] = {}
 
-    def __call__(self, inputs: dict[str, Tensor], number: int) -> Values:
+    def keep_while(self, key: object) -> None:
+        """Forget all recordings that were made under another key.
+
+        Args:
+            key: What the function reads in addition to its arguments and to tensors that do not
+                move, such as a number that is set for a round.
+        """
+        if key != self.key:
+            self.key = key
+            self.calls.clear()
+            self.graphs.clear()
+
+    def __call__(self, inputs: dict[str, Tensor], number: int | Tensor) -> Values:
         """What the function returns; the tensors are the caller's.
 
         Args:
             inputs: Tensors by name. A function of a tensor on the host is not recorded.
-            number: The number of the call; a recorded function gets it as a tensor, ``()``.
+            number: The number of the call; a recorded function gets it as a tensor, ``()``, or as
+                the tensor that is given here.
         """
         device = next(iter(inputs.values())).device
         if not self.records or any(t.device.type != "cuda" for t in inputs.values()):
             return self.function(inputs, number)
         shapes = tuple((name, t.shape, t.dtype) for name, t in inputs.items())
-        count = torch.full((), number, device=device)
+        count = number if isinstance(number, Tensor) else torch.full((), number, device=device)
         self.calls[shapes] += 1
         if self.calls[shapes] < FIRST:
             return self.function(inputs, count)
         if self.calls[shapes] == FIRST:
             return self._watched(inputs, count)
         if shapes not in self.graphs:
+            if not _has_room(device):
+                return self.function(inputs, count)
             try:
                 self.graphs[shapes] = self._record(inputs, count)
             except Exception as error:
-                self._give_up(str(error) or type(error).__name__)
+                self.give_up(str(error) or type(error).__name__)
                 return self.function(inputs, number)
         graph, own, values = self.graphs[shapes]
         torch._foreach_copy_(own, [*inputs.values(), count])
@@ -101,7 +117,7 @@ class Recorded:
                 torch.cuda.set_sync_debug_mode("default")
         for found in caught:
             if self.records and "synchronizing CUDA operation" in str(found.message):
-                self._give_up(f"it reads a value of the GPU ({found.filename}:{found.lineno})")
+                self.give_up(f"it reads a value of the GPU ({found.filename}:{found.lineno})")
         return values
 
     def _record(
@@ -109,8 +125,6 @@ class Recorded:
     ) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Values]:
         """The graph, the tensors that it reads, and those that it writes."""
         device = count.device
-        if torch.cuda.memory_reserved(device) > 3 * torch.cuda.max_memory_allocated(device):
-            torch.cuda.empty_cache()  # of earlier graphs, which other processes could not use
         own = mapped(Tensor.clone, inputs)
         count = count.clone()
         graph = torch.cuda.CUDAGraph()
@@ -124,10 +138,27 @@ class Recorded:
                 graph.capture_end()
         return graph, [*own.values(), count], values
 
-    def _give_up(self, reason: str) -> None:
+    def give_up(self, reason: str) -> None:
+        """Record no more, here and in other objects for this function, after one warning.
+
+        Args:
+            reason: Why.
+        """
         _log.warning(
             "%s is not recorded as a CUDA graph, so it runs operator by operator: %s",
             self.what, reason.splitlines()[0],
         )  # fmt: skip
         self.records = False
         _refused.add(self.what)
+
+
+def _has_room(device: torch.device) -> bool:
+    """Whether a quarter of the device's memory is free, so that a further graph can keep its own.
+
+    If not, the memory of earlier graphs is given back first, which no other graph could use.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    if 4 * free < total:
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+    return 4 * free >= total

@@ -34,9 +34,9 @@ from lightning_fedssl.functional.averaging import Sums
 from lightning_fedssl.functional.batch_norm import accept_single_values
 from lightning_fedssl.functional.by_name import prefixed
 from lightning_fedssl.functional.frozen import freeze, personal_names
+from lightning_fedssl.functional.returned import loss_of
 from lightning_fedssl.interop.loaders import LoaderData, Loaders, samples_of, seeded
 from lightning_fedssl.interop.run_logger import RunLogger, quiet
-from lightning_fedssl.local_training.sequential import loss_of
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import NetworkFactory
 from lightning_fedssl.state import ClientUpdate, load_state

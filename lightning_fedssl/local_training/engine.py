@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -15,10 +13,13 @@ from lightning.fabric.plugins.precision import MixedPrecision
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.returned import place_of
+from lightning_fedssl.functional.stacked_optimizer import ELEMENTWISE
 from lightning_fedssl.local_training import sequential, split_learning, vectorized
+from lightning_fedssl.local_training.ready import room_for
 from lightning_fedssl.local_training.sequential import ClientPhase
 from lightning_fedssl.local_training.split_learning import JointPhase
-from lightning_fedssl.local_training.stacked_optimizer import ELEMENTWISE
+from lightning_fedssl.local_training.stack_memory import StackMemory
 from lightning_fedssl.state import ClientUpdate
 
 _log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class LocalTraining:
     Attributes:
         refusal: Why clients train one after another although ``clients_at_once`` is above 1; empty
             if they do not.
+        memory: The stacked tensors and recorded steps of the run.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class LocalTraining:
         self.clients_at_once = clients_at_once
         self.watchers = watchers
         self.refusal = ""
+        self.memory = StackMemory()
 
     def stacks(self, clients: Sequence[int], device: torch.device) -> list[Sequence[int]]:
         """The clients that one rank must train together; on a CPU a function of the round's clients
@@ -93,10 +96,10 @@ class LocalTraining:
             return sequential.train_clients(phase, chain.from_iterable(stacks))
 
         def failed(error: Exception) -> None:
-            self._warn(phase, _place_of(error))
+            self._warn(phase, place_of(error))
 
         return chain.from_iterable(
-            vectorized.train_clients(phase, stack, failed) for stack in stacks
+            vectorized.train_clients(phase, stack, failed, self.memory) for stack in stacks
         )
 
     def train_jointly(
@@ -122,7 +125,7 @@ class LocalTraining:
         stacks = self._stacks_of_rank(stacks, phase.fabric.device, len(everyone))
         if any(len(stack) > 1 for stack in stacks) and not self._may_stack(phase):
             stacks = [[client] for client in everyone]
-        with vectorized.room_for(len(everyone), phase.fabric):
+        with room_for(len(everyone), phase.fabric):
             return split_learning.train_jointly(phase, stacks)
 
     def _stacks_of_rank(
@@ -173,19 +176,13 @@ def stack_size(clients_at_once: ClientsAtOnce) -> int:
 def cuda_stack_size(clients: Iterable[LocalData]) -> int:
     """The clients that ``auto`` stacks on a CUDA device: ten, or one.
 
-    One where batches are large, or where those of the clients differ in size, because some have too
-    few samples: they have separate passes, and such a step is not recorded.
+    One where batches are large.
 
     Args:
         clients: The data of the clients of a rank.
     """
-    sizes = set()
-    for data in clients:
-        most = data.batch_size
-        if most * data.images.shape[1:].numel() >= FULL_BATCH:
-            return 1
-        sizes.add((min(most, len(data.labeled)), min(most, len(data.unlabeled))))
-    return CUDA_STACK if len(sizes) == 1 else 1
+    sizes = [data.batch_size * data.images.shape[1:].numel() for data in clients]
+    return CUDA_STACK if sizes and max(sizes) < FULL_BATCH else 1
 
 
 def _scales_loss(fabric: Fabric) -> bool:
@@ -194,14 +191,3 @@ def _scales_loss(fabric: Fabric) -> bool:
     """
     precision = fabric.strategy.precision
     return isinstance(precision, MixedPrecision) and precision.scaler is not None
-
-
-def _place_of(error: Exception) -> str:
-    """An error's first line, and the line of the method's code that it comes from."""
-    here = Path(__file__).parent
-    text = (str(error).strip() or type(error).__name__).splitlines()[0]
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        file = Path(frame.filename)
-        if here not in file.parents and "torch" not in file.parts:
-            return f"{frame.name} ({file.name}:{frame.lineno}, `{frame.line}`): {text}"
-    return text

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.data.local_data import LocalData, own_random_stream
 from lightning_fedssl.functional.batch_norm import LayerMoments, local_moments, measuring_batches
-from lightning_fedssl.local_training.sequential import own_random_stream
 
 
 def measure_moments(

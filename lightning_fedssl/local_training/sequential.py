@@ -17,21 +17,23 @@ from typing import Any, Protocol
 
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.data.local_data import LocalData, own_random_stream
 from lightning_fedssl.functional.averaging import Sizes, State
 from lightning_fedssl.functional.by_name import mapped, only, taken, tensors_of
 from lightning_fedssl.functional.frozen import trained_weights
+from lightning_fedssl.functional.gradients import add_to_gradients
 from lightning_fedssl.functional.optimizer_states import (
     load_optimizer_state,
     optimizer_state,
     set_learning_rate,
 )
+from lightning_fedssl.functional.optimizers import steps_are_alike
 from lightning_fedssl.functional.recorded import Recorded, Values
+from lightning_fedssl.functional.returned import LossError, check_type, loss_of
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors
 
@@ -316,42 +318,10 @@ def recording(algorithm: FederatedAlgorithm, values: Values) -> Iterator[None]:
 
 def may_record(algorithm: FederatedAlgorithm, optimizer: Optimizer) -> bool:
     """Whether a step changes between calls by its batch alone: no learning rate that is set for
-    every step, and no optimizer that counts its steps on the host.
+    every step, no optimizer that counts its steps on the host, and no first step that differs from
+    the others.
     """
-    return not algorithm.step_factors and isinstance(optimizer, torch.optim.SGD)
-
-
-def add_to_gradients(corrected: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Add to each weight's gradient; a weight that the loss did not reach has a gradient of 0.
-
-    Args:
-        corrected: Pairs of a weight and what is added.
-    """
-    for weight, value in corrected:
-        if weight.grad is None:
-            # Fused kernels need the weight's memory layout.
-            weight.grad = torch.empty_like(weight).copy_(value)
-        else:
-            weight.grad.add_(value)
-
-
-@contextmanager
-def own_random_stream(data: LocalData, purpose: str = "network", *more: int) -> Iterator[None]:
-    """Seed torch's generators for one party, round and purpose; restore them at the end.
-
-    Args:
-        data: The party's data.
-        purpose: What draws random numbers.
-        more: Further parts of the key, such as the step.
-    """
-    key = sampling.derive_key(data.seed, purpose, data.round, data.party, *more)
-    device = data.images.device
-    on_cuda = device.type == "cuda"
-    with torch.random.fork_rng([device] if on_cuda else []):
-        torch.default_generator.manual_seed(key)
-        if on_cuda:
-            torch.cuda.manual_seed(key)
-        yield
+    return not algorithm.step_factors and steps_are_alike(optimizer)
 
 
 @dataclass(frozen=True)
@@ -387,65 +357,3 @@ class Sent:
         return ClientUpdate(
             data.party, weights, buffers, work.num_samples, work.num_steps, dict(work.payload)
         )
-
-
-class LossError(ValueError):
-    """A step of a method has returned something else than a loss, so that it cannot be trained at
-    all.
-    """
-
-
-def loss_of(
-    returned: object, algorithm: nn.Module, function: str, may_skip: bool = True
-) -> Tensor | None:
-    """The loss of a step, which returns it alone or in a dictionary, as Lightning's steps may.
-
-    None skips the batch.
-
-    Args:
-        returned: What the function returned; under ``vmap`` for one client.
-        algorithm: The method, whose class the message names.
-        function: The name of the function.
-        may_skip: Whether the function may also return None.
-
-    Raises:
-        LossError: The loss is not one number; names the class, the function and the shape.
-    """
-    loss = returned.get("loss") if isinstance(returned, Mapping) else returned
-    if loss is None and may_skip:
-        return None
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        skip = ", or None to skip the batch" if may_skip else ""
-        raise LossError(
-            f"{type(algorithm).__name__}.{function} returned {described(loss)}: return the loss of "
-            f"the batch as one number, such as the mean over its images{skip}"
-        )
-    return loss
-
-
-def check_type(
-    result: object, expected: type, algorithm: nn.Module, function: str, remedy: str
-) -> None:
-    """Refuse what a function of a method returned, if it has another type than the caller expects.
-
-    Args:
-        result: What the function returned.
-        expected: The type.
-        algorithm: The method, whose class the message names.
-        function: The name of the function.
-        remedy: What to return instead.
-
-    Raises:
-        ValueError: Names the class and the function.
-    """
-    if not isinstance(result, expected):
-        raise ValueError(
-            f"{type(algorithm).__name__}.{function} returned {described(result)}: return {remedy}"
-        )
-
-
-def described(value: object) -> str:
-    """The type of a value as text, or the shape if it is a tensor."""
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    return "None" if value is None else f"a {type(value).__name__}"

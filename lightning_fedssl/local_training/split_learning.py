@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, islice
 from operator import itemgetter
 from typing import Protocol
@@ -25,28 +24,24 @@ from torch.func import vmap
 from torch.optim import Optimizer
 
 from lightning_fedssl.algorithm import JointAlgorithm, JointStep
-from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.data.local_data import LocalData, own_random_stream
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.by_name import mapped, stacked, without
-from lightning_fedssl.functional.optimizer_states import set_learning_rate
+from lightning_fedssl.functional.calls import CallOf
+from lightning_fedssl.functional.gradients import clip_gradients
+from lightning_fedssl.functional.optimizer_states import like, optimizer_state, set_learning_rate
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
+from lightning_fedssl.functional.returned import LossError, described, loss_of
+from lightning_fedssl.functional.stacked_layers import StackedLayers
+from lightning_fedssl.functional.stacked_optimizer import rows_of
+from lightning_fedssl.local_training.ready import Client, prepared
 from lightning_fedssl.local_training.sequential import (
     ClientPhase,
     LocalTrainingObserver,
-    LossError,
     Sent,
-    described,
-    loss_of,
-    own_random_stream,
 )
-from lightning_fedssl.local_training.stacked_layers import StackedLayers
-from lightning_fedssl.local_training.vectorized import (
-    Client,
-    StackedClients,
-    clip_gradients,
-    prepared,
-)
+from lightning_fedssl.local_training.vectorized import StackedClients
 from lightning_fedssl.state import Batch, ClientUpdate, Direction
 
 
@@ -316,10 +311,11 @@ class _Bottoms(StackedClients):
     """
 
     def __init__(self, phase: JointPhase, clients: Sequence[Client]) -> None:
-        super().__init__(phase, clients, "client_features", phase.algorithm.at_clients)
+        super().__init__(phase, clients, phase.algorithm.at_clients)
+        self.call = CallOf(phase.algorithm, "client_features").of_client
         self.leaves = {name: self.tensors[name].requires_grad_() for name in self.order}
         self.rest = without(self.tensors, self.leaves)
-        self.optimizer = self.optimizers.narrow([*self.leaves.values()])
+        self.optimizer = like(self.template, [*self.leaves.values()], self.optimizer_state)
 
     def features(self, batches: Sequence[Batch], step: int) -> State:
         """The features that the clients send, ``(clients, batch, ...)`` each."""
@@ -352,5 +348,5 @@ class _Bottoms(StackedClients):
             if client.data.party not in left_out:
                 tensors = mapped(itemgetter(row), self.tensors)
                 update = sent.update(tensors, client.data, client.work)
-                state = partial(self.optimizers.state_of, row)
-                yield self.phase.finish(client.data, update, state)
+                state = rows_of(optimizer_state(self.optimizer), row)
+                yield self.phase.finish(client.data, update, state.copy)

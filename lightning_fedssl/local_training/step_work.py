@@ -11,11 +11,11 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
-from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.data.local_data import LocalData, own_random_stream
 from lightning_fedssl.functional.by_name import mapped, prefixed, tensors_of
+from lightning_fedssl.functional.calls import CallOf
 from lightning_fedssl.functional.losses import added
-from lightning_fedssl.local_training.sequential import own_random_stream, recording
-from lightning_fedssl.local_training.vectorized import CallOf
+from lightning_fedssl.local_training.sequential import recording
 from lightning_fedssl.local_work import LocalWork
 
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import JointAlgorithm
-from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.data.local_data import LocalData, own_random_stream
 from lightning_fedssl.functional.averaging import Sizes, State, sizes_of
 from lightning_fedssl.functional.batch_norm import LayerMoments
 from lightning_fedssl.functional.by_name import mapped, taken, tensors_of
@@ -100,7 +100,7 @@ class RunFederation(Federation):
         if work.num_steps:
             if not algorithm.keep_server_optimizer:
                 load_optimizer_state(optimizer, {})
-            with sequential.own_random_stream(data):
+            with own_random_stream(data):
                 sequential.Loop(algorithm, optimizer, run.fabric).train(
                     work, algorithm.server_training_step, "server/loss",
                     lambda step: run.hooks.call("on_server_batch_end", step),

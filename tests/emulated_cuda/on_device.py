@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from lightning_fedssl.cli.lightning_cli import FederatedCLI
+from lightning_fedssl.functional.recorded import Recorded
+from lightning_fedssl.local_training import stack_memory
 from lightning_fedssl.storage import checkpoint_file
 from tests.emulated_cuda.device import DeviceError, EmulatedTensor, Graph, emulated_cuda
 
@@ -47,23 +49,29 @@ def fit(name: str, folder: Path, **more: Any) -> tuple[dict[str, torch.Tensor], 
 
 
 @pytest.mark.parametrize(
-    ("name", "at_once"), [("semifl", 1), *((name, (1, 4)[number % 2]) for number, name in enumerate(CONFIGS))]
+    ("name", "at_once"),
+    [("semifl", 1), ("semifl", 3), *((name, (1, 4)[number % 2]) for number, name in enumerate(CONFIGS))],
 )
 def test_the_device_computes_what_the_cpu_does(name: str, at_once: int, tmp_path: Path) -> None:
-    """Bit by bit in float32; of the configurations every second one with stacked clients.
+    """Bit by bit in float32; of the configurations every second one with stacked clients, on the CPU in the same rows.
 
-    SemiFL's steps are enough to be recorded.
+    SemiFL's steps are enough to be recorded: of stacked clients each shape once for the run.
     """
     common = {"trainer__clients_at_once": at_once}
-    expected = fit(name, tmp_path, trainer__accelerator="cpu", trainer__devices=1, **common)
+    with mock.patch.object(stack_memory, "KIND", "cpu"):
+        expected = fit(name, tmp_path, trainer__accelerator="cpu", trainer__devices=1, **common)
     stored = mock.patch.object(checkpoint_file, "_PLAIN", {*checkpoint_file._PLAIN, EmulatedTensor})
     replay = mock.patch.object(Graph, "replay", autospec=True, side_effect=Graph.replay)
-    with emulated_cuda(), stored, replay as replayed:
+    record = mock.patch.object(Recorded, "_record", autospec=True, side_effect=Recorded._record)
+    with emulated_cuda(), stored, replay as replayed, record as recorded:
         found = fit(name, tmp_path, trainer__accelerator="cuda", trainer__devices=1, **common)
     assert [key for key, t in expected[0].items() if not torch.equal(t, found[0][key])] == []
     assert all(t.isfinite().all() for t in found[0].values() if t.is_floating_point())
     assert found[1] == pytest.approx(expected[1], rel=1e-6, nan_ok=True)
     assert name != "semifl" or replayed.call_count > 50
+    if at_once == 3:
+        stacked = [call.args[1]["x_weak"].shape for call in recorded.call_args_list if "x_weak" in call.args[1]]
+        assert sorted(shape[:2] for shape in stacked) == [(1, 2), (3, 60)]
 
 
 def test_the_rules_of_the_device_are_enforced() -> None:

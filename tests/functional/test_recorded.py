@@ -95,19 +95,32 @@ def test_a_number_of_the_host_that_changes_is_not_recorded(replays: list[Graph])
     assert not replays
 
 
-@pytest.mark.parametrize(("reserved", "given_back"), [(3, 0), (4, 2)])
-def test_memory_of_earlier_recordings_is_given_back(
-    replays: list[Graph], monkeypatch: pytest.MonkeyPatch, reserved: int, given_back: int
+@pytest.mark.parametrize(("free", "recorded"), [(1, 0), (2, 2)])
+def test_nothing_is_recorded_where_less_than_a_quarter_of_the_memory_is_free(
+    replays: list[Graph], monkeypatch: pytest.MonkeyPatch, free: int, recorded: int
 ) -> None:
-    """Before each of two recordings, if three times the most that was ever in use is kept."""
-    calls: list[None] = []
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(None))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 8))
     call = running_sum(torch.zeros((), device="cuda"))
     for number in range(10):
         call({"x": EmulatedTensor(torch.rand(2 + number % 2))}, number)
-    assert len(calls) == given_back
+    assert len(set(replays)) == recorded
+
+
+def test_a_recording_lasts_as_long_as_its_key(replays: list[Graph]) -> None:
+    total, factor = torch.zeros((), device="cuda"), [1.0]
+
+    def add(inputs: dict[str, Tensor], number: int | Tensor) -> Values:
+        total.add_(inputs["x"].sum() * factor[0])
+        return [(total, "total", 1)]
+
+    call = Recorded(add, "the sum")
+    for key in (1.0, 1.0, 2.0):
+        call.keep_while(key)
+        factor[0] = key
+        for number in range(4):
+            call({"x": EmulatedTensor(torch.ones(2))}, number)
+    assert total.item() == 2 * 4 * (1 + 1 + 2)
+    assert len(set(replays)) == 2
 
 
 def test_batch_norm_is_measured_by_a_recording(replays: list[Graph]) -> None:

@@ -73,18 +73,9 @@ def test_auto_on_a_cpu_trains_one_client_after_another(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("batch_size", "side", "labels", "stacked"),
-    [
-        (10, 32, [20, 30], 10),
-        (64, 28, [80, 70], 10),
-        (64, 32, [80, 70], 1),
-        (4, 224, [20, 30], 1),
-        (10, 32, [3, 3], 10),
-        (10, 32, [20, 9], 1),
-    ],
+    [(64, 28, [80, 70], 10), (64, 32, [80, 70], 1), (4, 224, [20, 30], 1), (10, 32, [20, 9], 10)],
 )
-def test_auto_on_a_gpu_stacks_small_batches_of_one_size(
-    batch_size: int, side: int, labels: list[int], stacked: int
-) -> None:
+def test_auto_on_a_gpu_stacks_small_batches(batch_size: int, side: int, labels: list[int], stacked: int) -> None:
     images = torch.zeros(1, 3 if side > 28 else 1, side, side, dtype=torch.uint8)
     client, none = clients_of()[0], torch.empty(0, dtype=torch.int64)
     clients = [

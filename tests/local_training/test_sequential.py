@@ -15,9 +15,10 @@ from torch.nn import functional as F
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithms import FedAvg
-from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.data.local_data import LocalData, own_random_stream
+from lightning_fedssl.functional.gradients import add_to_gradients
 from lightning_fedssl.functional.optimizer_states import load_optimizer_state
-from lightning_fedssl.local_training.sequential import Loop, add_to_gradients, own_random_stream
+from lightning_fedssl.local_training.sequential import Loop
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import CNN
 from lightning_fedssl.state import Batch

@@ -20,7 +20,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import FedAvg, SemiFL
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.pseudo_labels import pseudo_label
-from lightning_fedssl.local_training import LocalTraining, vectorized
+from lightning_fedssl.local_training import LocalTraining, ready, stacked_step, vectorized
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import Batch, ClientUpdate, ServerState
 from tests.local_training.helpers import (
@@ -172,14 +172,14 @@ def test_a_finished_client_does_not_move_by_a_bit(optimizer: Any) -> None:
     long, short = clients_of((40, 4))
     federation = Federation(make(network="cnn bn", optimizer=optimizer))
     phase = federation.phase(Result())
-    ready = vectorized.prepared(phase, [long, short])
-    stacks = [vectorized.Stack(phase, ready) for _ in range(2)]
+    started = ready.prepared(phase, [long, short])
+    stacks = [vectorized.Stack(phase, started) for _ in range(2)]
     stacks[0].train()
-    ready[0].work = ready[0].work.limited(3)
+    started[0].work = started[0].work.limited(3)
     stacks[1].train()
-    rows = [stack.tensors_of(ready[1]) | stack.optimizer_state_of(ready[1]) for stack in stacks]
+    rows = [stack.ended[1][0] | stack.ended[1][1] for stack in stacks]
     assert all(torch.equal(t, rows[1][name]) for name, t in rows[0].items())
-    assert not all(torch.equal(t, rows[1][name]) for name, t in stacks[0].tensors_of(ready[0]).items())
+    assert not all(torch.equal(t, rows[1][name]) for name, t in stacks[0].ended[0][0].items())
 
 
 @pytest.mark.parametrize("network", ["cnn bn", "resnet9 gn"])
@@ -296,7 +296,7 @@ def test_clients_that_do_not_fit_into_the_memory_name_the_keys(monkeypatch: pyte
     def full(*_: Any) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(vectorized.Stack, "_pass", full)
+    monkeypatch.setattr(stacked_step.StackedStep, "_pass", full)
     with pytest.raises(ValueError, match=r"4 clients do not fit into .* lower trainer\.clients_at_once"):
         Federation(make()).train(clients_of(), 5)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from lightning_fedssl.local_training.stacked_layers import StackedLayers
+from lightning_fedssl.functional.stacked_layers import StackedLayers
 
 CASES = [case for case in itertools.product((True, False), repeat=3) if case[0] or case[1]]
 
