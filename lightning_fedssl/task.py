@@ -545,15 +545,12 @@ class Regression(Task):
         std: float | Sequence[float] = 1.0,
         bins: int = 5,
     ) -> None:
-        self.mean, self.std = (
-            value if isinstance(value, (int, float)) else _numbers(name, value)
-            for name, value in (("mean", mean), ("std", std))
-        )
-        self._mean, self._std = (
-            torch.tensor(value, dtype=torch.float64) for value in (self.mean, self.std)
-        )
-        finite = self._mean.isfinite().all() and self._std.isfinite().all()
-        if not finite or not (self._std > 0).all() or bins < 1:
+        self._mean = torch.as_tensor(mean, dtype=torch.float64)
+        self._std = torch.as_tensor(std, dtype=torch.float64)
+        self.mean = self._mean.tolist()
+        self.std = self._std.tolist()
+        usable = (self._mean + self._std).isfinite() & (self._std > 0)
+        if not usable.all() or bins < 1:
             raise ValueError(
                 f"data.task: mean is {mean}, std {std} and bins {bins}; give finite numbers, a std "
                 "above 0, and 1 bin or more"
@@ -563,12 +560,11 @@ class Regression(Task):
     def checked(self, targets: Tensor, num_classes: int, who: str, least: int = 0) -> Tensor:
         """See the base class."""
         wrong = targets.isinf() if least < 0 else ~targets.isfinite()
-        for name, numbers in (("mean", self._mean), ("std", self._std)):
-            if numbers.dim() and len(numbers) != num_classes:
-                raise ValueError(
-                    f"data.task: {name} has {len(numbers)} numbers for {num_classes} outputs; give "
-                    "one for each, or a single one"
-                )
+        if not {self._mean.numel(), self._std.numel()} <= {1, num_classes}:
+            raise ValueError(
+                f"data.task: mean is {self.mean} and std {self.std} for {num_classes} outputs; "
+                "give one number for each, or a single one"
+            )
         if targets.shape[1:] != (num_classes,) or wrong.any():
             raise _refusal(
                 f"{who}: Regression (data.task) takes columns of a CSV file by label_columns, not "
@@ -585,8 +581,8 @@ class Regression(Task):
         mean = targets.double().nanmean(dim=0)
         std = (targets - mean).square().nanmean(dim=0).sqrt()
         far = ((mean - self._mean).square() + std.square() >= (_LARGE * self._std) ** 2).any()
-        unlike = self._std.dim() == 0 and std.max() > _LARGE * std.min()
-        if not far and not (unlike and len(std) > 1):
+        unlike = self._std.numel() < len(std) and std.max() > _LARGE * std.min()
+        if not far and not unlike:
             return ""
         found = [", ".join(f"{number:.3g}" for number in numbers) for numbers in (mean, std)]
         return (
@@ -622,10 +618,8 @@ class Regression(Task):
         mean, std = self._moments(outputs)
         return (outputs - (targets.nan_to_num() - mean) / std).square() * self.known(targets)
 
-    def _moments(self, like: Tensor) -> tuple[float | Tensor, float | Tensor]:
-        """Mean and deviation: numbers, or tensors beside others."""
-        if self._mean.dim() + self._std.dim() == 0:
-            return float(self._mean), float(self._std)
+    def _moments(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and deviation, one for each output or for all."""
         self._mean = self._mean.to(like.device)  # once: a copy waits for the device
         self._std = self._std.to(like.device)
         return self._mean.to(like.dtype), self._std.to(like.dtype)
@@ -637,7 +631,7 @@ class Regression(Task):
 
     def unit(self) -> dict[str, Any]:
         """See the base class."""
-        return {"mean": self._mean.tolist(), "std": self._std.tolist()}
+        return {"mean": self.mean, "std": self.std}
 
     def distances(self, outputs: Tensor, others: Tensor) -> Tensor:
         """See the base class; in units of ``std``."""

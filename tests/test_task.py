@@ -133,7 +133,7 @@ def test_several_numbers_have_a_unit_and_an_error_each() -> None:
     assert values["mae"] == 25.5
     assert not task.advice(targets)
     assert "the mean 100, 3 and the deviation 50, 1: give these" in Regression(std=100).advice(targets)
-    with pytest.raises(ValueError, match="mean has 2 numbers for 3 outputs"):
+    with pytest.raises(ValueError, match="for 3 outputs; give one number for each"):
         task.checked(torch.zeros(2, 3), 3, "train")
 
 

@@ -41,7 +41,7 @@ _MOST_COMPARED = 1000
 _MOST_COLUMNS = 200
 """Features of which each is compared with the labels."""
 
-_FEWEST_ROWS = 20
+_FEWEST_ROWS = 10
 """Fewer rows are not compared."""
 
 _SPREAD = (0.05, 0.5, 0.95)
