@@ -111,7 +111,7 @@ def test_other_files_and_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nothere"):
         checkpoint_file.load(tmp_path / "nothere.ckpt")
     torch.save({"a": 1}, tmp_path / "other.ckpt")
-    with pytest.raises(ValueError, match="no checkpoint of a federated run"):
+    with pytest.raises(ValueError, match="is not a checkpoint of a federated run"):
         checkpoint_file.load(tmp_path / "other.ckpt")
 
 

@@ -118,7 +118,7 @@ BAD_TABLES: list[tuple[str, dict[str, Any], str]] = [
     ("file,label,split\na.png,,test\n", {}, "row 2: the test image has no label"),
     ("file,label,split\na.png,x,train\n", {}, "found no test images"),
     ("file,label,split,s\na.png,x,train,\n", {"client_column": "s"}, "has no s"),
-    ("", {}, "no CSV file"),
+    ("", {}, "not a CSV file"),
     ("file,label,split\na.png,x,train\n./b/../a.png,y,train\n", {}, "row 3: the file .* must be one that no other"),
     ("file,label,split\na.png,x,train,south\n", {}, "row 2 has 4 values for 3 columns"),
     ("file|label|split\na.png|x|train\n", {}, "which commas or semicolons must separate"),
