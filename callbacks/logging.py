@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import shutil
 import sys
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from tqdm import tqdm
@@ -42,6 +45,17 @@ _COLUMNS = {
 }
 
 _MISSING = {"client/dropped": "dropped out", "client/refused": "rejected"}
+
+
+LAST_ROUNDS = 5
+"""Rounds from whose seconds the time left is taken: the first ones often train no client."""
+
+
+def repaints() -> bool:
+    """Whether a bar can be painted anew: in a terminal, not in the cell of a notebook, where each
+    repaint is stored as a line.
+    """
+    return sys.stdout.isatty() and "JPY_PARENT_PID" not in os.environ
 
 
 def fitting(parts: Sequence[str], room: int) -> str:
@@ -135,6 +149,8 @@ class RoundProgress(FederatedCallback):
         self._bar: tqdm[Any] | None = None
         self._parts: list[str] = []
         self._clients = 0
+        self._seconds: deque[float] = deque(maxlen=LAST_ROUNDS)
+        self._left = "?"
 
     def on_fit_start(  # type: ignore[override]
         self, trainer: Run, algorithm: FederatedAlgorithm
@@ -159,15 +175,17 @@ class RoundProgress(FederatedCallback):
         """Open the bar, which measures the time; without a terminal it writes nothing itself."""
         if not (trainer.enable_progress_bar and trainer.is_global_zero):
             return
-        terminal = sys.stdout.isatty()
+        terminal = repaints()
         if self.of and not terminal:
             trainer.print(f"training the {self.of}: {plural(trainer.max_rounds, 'round')}")
         self._parts = []
+        self._left = "?"
+        self._seconds.clear()
         self._bar = tqdm(
-            total=trainer.max_rounds, initial=trainer.round_index, miniters=0, smoothing=0,
+            total=trainer.max_rounds, initial=trainer.round_index, miniters=0,
             mininterval=0.1 if terminal else math.inf,
             file=sys.stdout if terminal else io.StringIO(),
-            bar_format=f"{'|{bar}| ' if terminal else ''}{{desc}} {{remaining}} left",
+            bar_format=f"{'|{bar}| ' if terminal else ''}{{desc}}",
             dynamic_ncols=terminal, leave=not self.of,
         )  # fmt: skip
 
@@ -189,12 +207,17 @@ class RoundProgress(FederatedCallback):
     def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
         """Show the round's scalars."""
         self._clients = len(trainer.cohort)
+        self._seconds.append(metrics["time/round_s"])
+        left = fmean(self._seconds) * (trainer.max_rounds - trainer.round_index)
+        # Clients without a confident label have not trained yet, and later rounds take longer.
+        least = "at least " if left and metrics.get("client/mask_rate") == 0 else ""
+        self._left = least + tqdm.format_interval(left)
         self._parts = round_parts(metrics, len(trainer.datamodule.validation_labels))
         self._move(trainer)
         # Without an evaluation most rounds say nothing new.
         every = 1 if below("val", metrics) else max(1, trainer.max_rounds // SILENT_LINES)
         due = trainer.round_index % every == 0 or trainer.round_index == trainer.max_rounds
-        if self._bar is not None and due and not (sys.stdout.isatty() or self.of):
+        if self._bar is not None and due and not (repaints() or self.of):
             trainer.print(str(self._bar))
 
     def on_evaluation_end(
@@ -240,11 +263,12 @@ class RoundProgress(FederatedCallback):
             return
         done = self._clients / max(1, len(trainer.cohort))
         self._bar.n = max(trainer.round_index - 1 + done, self._bar.initial)
-        terminal = sys.stdout.isatty()
-        room = shutil.get_terminal_size().columns - LINE // 2 if terminal else LINE - 13
+        left = f" {self._left} left"
+        columns = shutil.get_terminal_size().columns - LINE // 2 if repaints() else LINE - 1
+        room = columns - len(left)
         begin = f"round {trainer.round_index}/{trainer.max_rounds}"
         text = fitting([self.of, begin, now, *self._parts], room)
-        self._bar.set_description_str(text.ljust(room), refresh=False)
+        self._bar.set_description_str(text.ljust(room) + left, refresh=False)
         self._bar.update(0)
 
     def _close(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -93,7 +94,10 @@ class Chart(NamedTuple):
 
 
 def chart(
-    history: Mapping[int, Mapping[str, float]], scalars: Mapping[str, str], unit: float = 0
+    history: Mapping[int, Mapping[str, float]],
+    scalars: Mapping[str, str],
+    unit: float = 0,
+    levels: Mapping[str, float] = MappingProxyType({}),
 ) -> Chart | None:
     """A chart of scalars over the rounds; None without a value.
 
@@ -101,6 +105,7 @@ def chart(
         history: The scalars of each round.
         scalars: Their names, and those of the curves.
         unit: If not 0, the sums so far are drawn in this unit.
+        levels: Values that hold for the whole run, by the names of their horizontal lines.
     """
     lines: dict[str, Points] = {}
     for scalar, name in scalars.items():
@@ -110,6 +115,8 @@ def chart(
                 total += row[scalar]
                 points.append((float(number), total / unit if unit else row[scalar]))
         lines[name] = points
+    for name, value in levels.items():
+        lines[name] = [(float(number), value) for number in history]
     return chart_of(lines, {})
 
 

@@ -4,6 +4,7 @@ import io
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tqdm import tqdm
@@ -70,16 +71,32 @@ class Terminal(io.StringIO):
         return True
 
 
+class Eager(tqdm):  # type: ignore[misc]
+    """A bar that is painted at each change."""
+
+    def __init__(self, **keys: Any) -> None:
+        super().__init__(**{**keys, "mininterval": 0})
+
+
+def test_a_notebook_gets_a_line_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    monkeypatch.setenv("JPY_PARENT_PID", "1")
+    toy_trainer(tmp_path, max_rounds=2, enable_progress_bar=True).fit(toy_semifl(), ToyData())
+    shown = re.split("[\r\n]+", terminal.getvalue())
+    assert [line.split()[1] for line in shown if "round " in line and "left" in line] == ["1/2", "2/2"]
+
+
 def test_a_terminal_shows_a_bar_also_of_the_labels_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())
-    monkeypatch.setattr(logging, "tqdm", lambda **keys: tqdm(**{**keys, "mininterval": 0}))
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    monkeypatch.setattr(logging, "tqdm", Eager)
     monkeypatch.setenv("COLUMNS", "100")
     trainer = toy_trainer(
         tmp_path, max_rounds=2, clients_per_round=3, callbacks=LabelsAlone(), enable_progress_bar=True
     )
     trainer.fit(toy_semifl(), ToyData())
     shown = re.split("[\r\n]+", terminal.getvalue())
-    for expected in (r"\| round 1/2  client 3/3 +0", r"\| round 2/2  val .*left", r"\| labels alone  round 2/2 "):
+    for expected in (r"\| round 1/2  client 3/3 +\? left", r"\| round 2/2  val .*left", r"\| labels alone  round 2/2 "):
         assert any(re.search(expected, line) for line in shown), expected
     assert not any(line.startswith("round") for line in shown)
     assert shown[-2].startswith("next: ")
