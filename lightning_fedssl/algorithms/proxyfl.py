@@ -289,7 +289,8 @@ def indecisive_categories_loss(
     single = F.one_hot(classes, probabilities.shape[-1]).bool()
     categories = torch.where(confident.unsqueeze(-1), single, possible)
     to_class = (features * proxies[classes]).sum(dim=-1)
-    to_candidates = (features * ((probabilities * possible) @ proxies)).sum(dim=-1)
+    candidates = (probabilities * possible).to(proxies) @ proxies  # of 16 bits, perhaps
+    to_candidates = (features * candidates).sum(dim=-1)
     positive = torch.where(confident, to_class, to_candidates)
     share_one = (categories.to(features.dtype) @ categories.to(features.dtype).T) > 0
     similarity = features @ features.T
