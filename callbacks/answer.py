@@ -139,6 +139,7 @@ class Answer(NamedTuple):
         truth: The true classes of the test samples.
         noun: What a sample is called.
         command: What exports it.
+        stated: Whether sites have stated their class shares.
     """
 
     candidates: Sequence[Candidate]
@@ -148,6 +149,7 @@ class Answer(NamedTuple):
     truth: Tensor
     noun: str
     command: str
+    stated: bool = False
 
     def accuracy(self, candidate: Candidate) -> float:
         """The share of the test samples that a candidate classifies correctly."""
@@ -190,10 +192,8 @@ class Answer(NamedTuple):
         gain, error = self.lead(largest)
         best = max(map(self.accuracy, self.candidates))
         if largest.name == "largest class" and gain > 2 * error and self.accuracy(largest) == best:
-            return (
-                "all that learns is below the largest class: give data.class_shares, or label "
-                f"{self.noun}s at random"
-            )
+            ask = "" if self.stated else "give data.class_shares, or "
+            return f"all is below the largest class: {ask}label {self.noun}s at random"
         return self.command
 
     def lines(self) -> list[str]:

@@ -167,6 +167,7 @@ class LabelsAlone(FederatedCallback):
             data.test_labels.cpu(),
             data.spec.noun,
             export_command(path),
+            data.stated is not None,
         )
         shares = {each.name: self.answer.accuracy(each) for each in shown}
         of_class = {"majority": "largest class", "linear": "linear", "trees": "trees"}

@@ -63,4 +63,5 @@ def test_an_open_question_says_how_many_samples_would_answer_it() -> None:
     assert not answer({"linear": 0.5, "with clients": 0.8}).open_question
     below = answer({"largest class": 0.8, "linear": 0.5, "with clients": 0.4})
     assert "class_shares" in below.lines()[-1]
+    assert "class_shares" not in below._replace(stated=True).advice
     assert all(len(line) <= 100 for made in (told, below) for line in made.lines())
