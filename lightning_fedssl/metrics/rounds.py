@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_fedssl.functional.by_name import below, mapped, places
+from lightning_fedssl.functional.by_name import below, places
 from lightning_fedssl.functional.device_copies import copy_to_cpu
 
 Metrics = dict[str, float]
@@ -184,7 +184,7 @@ def means_of(shares: Sequence[Share], order: Sequence[int] = ()) -> Metrics:
 
 def as_tensors(metrics: Mapping[str, float]) -> dict[str, Tensor]:
     """Scalars as Lightning's callbacks expect them."""
-    return mapped(_detached, metrics)
+    return {name: _detached(value) for name, value in metrics.items()}
 
 
 def _detached(value: Any) -> Tensor:
