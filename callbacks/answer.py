@@ -73,9 +73,9 @@ def decide(candidates: Sequence[Candidate], stated_shares: bool = False) -> tupl
         gain, evidence = estimate_gain(
             other, chosen, EXPECTED_WITH_SHARES if shares else other.expected
         )
-        evidence = ["class shares"] * shares + evidence
+        evidence = ["sites stated their shares"] * shares + evidence
         takes_over = bool(evidence) and gain > 0
-        found = f"{100 * gain:+.1f} points, from {', '.join(evidence)}"
+        found = f"{100 * gain:+.1f} points: {', '.join(evidence)}"
         reason = found if takes_over else f"{other.name} {found}"
         if not evidence:
             reason = f"{other.name}: no evidence without validation or class shares"
