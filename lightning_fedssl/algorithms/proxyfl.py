@@ -48,7 +48,7 @@ from lightning_fedssl.functional.averaging import State, Sums
 from lightning_fedssl.functional.by_name import prefixed
 from lightning_fedssl.functional.losses import consistency_loss
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32, pseudo_label
-from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.local_work import NO_WORK, LocalWork
 from lightning_fedssl.state import Batch, ClientUpdate
 
 SMALLEST_SIMILARITY = 1e-6
@@ -135,7 +135,12 @@ class ProxyFL(ReceivedModelLabels):
         return super().broadcast(client) | prefixed("prior.", self.server.extra.get("prior", {}))
 
     def on_client_start(self, data: LocalData) -> LocalWork:
-        """Batches as of the base class; those of the last epoch are counted for the prior."""
+        """Batches as of the base class; those of the last epoch are counted for the prior.
+
+        A client without labels, which the paper does not have, skips the round.
+        """
+        if not len(data.labeled):
+            return NO_WORK
         work = super().on_client_start(data)
         self.prior.get_buffer("counts").zero_()
         first_counted = work.num_steps - self.epoch_steps(data)
@@ -244,7 +249,8 @@ class ProxyFL(ReceivedModelLabels):
             The tuned rows.
         """
         clients, classes, _ = uploaded.shape
-        proxies = uploaded.flatten(0, 1)
+        proxies = at_least_float32(uploaded).flatten(0, 1)
+        mean = at_least_float32(mean)
         labels = torch.arange(classes, device=mean.device).repeat(clients)
         apart = torch.cdist(mean, mean).fill_diagonal_(torch.inf)
         margin = apart.min(dim=-1).values.max().clamp(max=LARGEST_MARGIN)

@@ -395,7 +395,7 @@ def resume(trainer: Run, path: Path) -> int:
     _read_states(loaded, path, needed=not allowed)
     state = loaded["federation"]
     if not allowed:
-        _check_shapes(state, path)
+        _check_states(loaded, path)
     if state["server_optimizer"]:
         with _loading("server_optimizer", path):
             load_optimizer_state(trainer.server_optimizer, state["server_optimizer"])
@@ -466,17 +466,22 @@ def _warn_of_a_stretched_schedule(
         )  # fmt: skip
 
 
-def _check_shapes(state: checkpoint_file.Checkpoint, path: Path) -> None:
-    """Refuse a stored tensor that has the name of a weight, and not its shape."""
-    shapes = mapped(attrgetter("shape"), {**state["parameters"], **state["buffers"]})
+def _check_states(loaded: checkpoint_file.Checkpoint, path: Path) -> None:
+    """Refuse a stored tensor that is not finite, or that has the name of a weight, and not its
+    shape.
+    """
+    state = loaded["federation"]
+    shapes = mapped(attrgetter("shape"), {**loaded["state_dict"], **state["parameters"]})
     of_clients = prefixed("client ", state["clients"])
     stored = {**state["extra"], **of_clients}
     for place, tensors in stored.items():
         for name, t in tensors.items():
             weight = name.partition(".")[2] if place in of_clients else name
-            if t.dim() and t.shape != shapes.get(weight, t.shape):
+            fits = t.shape == shapes.get(weight, t.shape) and t.isfinite().all()
+            if t.dim() and not fits:
                 raise ValueError(
-                    f"ckpt_path: {name} of {place} in {path} has not the shape of its weight; use "
+                    f"ckpt_path: {name} of {place} in {path} has not the shape of its weight, "
+                    "or is not finite; use "
                     "another checkpoint of the run, or --trainer.allow_changed true if it is meant"
                 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from lightning_fedssl.algorithms.proxyfl import indecisive_categories_loss
 from lightning_fedssl.round import Round
 from lightning_fedssl.state import ClientUpdate
 from tests.algorithms.helpers import mixed_clients, ready, started, toy_proxyfl
+from tests.toy import ToyData, toy_trainer
 
 
 def loss_by_loops(z: Tensor, proxies: Tensor, y: Tensor, sure: list[bool], prior: Tensor, labeled: int) -> float:
@@ -100,3 +102,10 @@ def test_a_network_without_a_last_linear_layer_is_refused() -> None:
 
     with pytest.raises(ValueError, match=r"^model\.network: the last layer of Sequential is not linear"):
         ProxyFL(network=network, num_classes=3, in_shape=(1, 8, 8)).configure_model()
+
+
+@pytest.mark.parametrize("precision", ["16-true", "bf16-true"])
+def test_weights_of_16_bits_train_and_clients_without_labels_skip(tmp_path: Path, precision: Any) -> None:
+    trainer = toy_trainer(tmp_path, logger=False, max_rounds=1, clients_per_round=20, precision=precision)
+    trainer.fit(toy_proxyfl(), ToyData(label_location="clients", num_labels=6, num_clients=20))
+    assert set(trainer.participation.values()) == {"finished", "skipped"}

@@ -260,6 +260,8 @@ def test_a_signal_ends_the_run_in_order_and_resuming_gives_the_same_weights(
             "control.network.classifier.bias",
             r"control\.network\.classifier\.bias of client 1 in",
         ),
+        (("federation", "clients", 1), "personal.network.classifier.bias", r"classifier\.bias of client 1 in"),
+        (("federation", "clients", 1), "odd.numbers", r"odd\.numbers of client 1 in .* is not finite"),
         (
             ("federation", "clients", 1),
             "optimizer.0.momentum_buffer",
@@ -281,7 +283,7 @@ def test_a_state_that_does_not_fit_is_refused(tmp_path: Path, place: Any, entry:
     part = content
     for name in place:
         part = part[name]
-    part[entry] = torch.zeros(2)
+    part[entry] = torch.full((2,), torch.nan if entry.startswith("odd") else 0.0)
     checkpoint_file.save(content, tmp_path / "odd.ckpt")
     with pytest.raises(ValueError, match=named):
         toy_trainer(tmp_path, max_rounds=2, clients_per_round=4).fit(
