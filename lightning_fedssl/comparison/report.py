@@ -206,7 +206,8 @@ def gains_of(group: SuiteGroup, results: Results) -> dict[str, Gain]:
 
 
 def conclusion(group: SuiteGroup, results: Results) -> str:
-    """What a group's comparison has shown, in one sentence; empty without a bound.
+    """What a group's comparison has shown, in one sentence; empty without a bound, or as long as no
+    entry has the seeds of an interval.
 
     Args:
         group: The group.
@@ -214,7 +215,7 @@ def conclusion(group: SuiteGroup, results: Results) -> str:
     """
     gains = gains_of(group, results)
     baseline = _baseline(group)
-    if not gains:
+    if all(gain.paired.count < FEWEST for gain in gains.values()):
         return ""
     won = [gain for gain in gains.values() if gain.verdict == "met"]
     if not won:

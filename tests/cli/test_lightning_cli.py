@@ -178,7 +178,11 @@ def test_the_configuration_of_a_resumed_run_is_that_of_the_whole_run(folder: Pat
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
 def test_untrained_weights_are_not_evaluated(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = failure(capsys, command, "--config", "run.yaml")
-    assert message.startswith(f"{command}: no checkpoint given: add --ckpt_path best (or last, or a file)")
+    if command == "predict":  # takes what the run has chosen
+        assert "ckpt_path" in message
+        assert "chosen.ckpt does not exist" in message
+    else:
+        assert message.startswith(f"{command}: no checkpoint given: add --ckpt_path best (or last, or a file)")
     assert not Path("lightning_logs").exists()
 
 

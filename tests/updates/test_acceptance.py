@@ -213,7 +213,8 @@ def test_the_state_of_a_rejected_client_is_that_of_the_round_before(tmp_path: Pa
     assert_same(after[poison.owner], before[poison.owner])
     others = [owner for owner in range(4) if owner != poison.owner and before[owner]]
     changed = [owner for owner in others if any(not torch.equal(t, after[owner][n]) for n, t in before[owner].items())]
-    assert changed or not others, "accepted clients go on"
+    if not name.endswith("_shares"):  # the shares of a client are corrected once and kept
+        assert changed or not others, "accepted clients go on"
     assert all(t.isfinite().all() for kept in later.values() for t in kept.values() if t.is_floating_point())
 
 

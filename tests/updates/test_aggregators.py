@@ -132,6 +132,7 @@ def test_a_median_in_a_run_is_the_median_of_the_updates_that_clients_sent(tmp_pa
 NEED_ONLY_SUMS = {
     "semifl", "semifl_paper", "fedavg_momentum", "fedavg_adam", "fedswitch", "fixmatch", "uda", "sage",
     "fixmatch_clients", "pseudo_label", "mean_teacher", "semifl_masks", "mean_teacher_numbers",
+    "semifl_shares", "fixmatch_shares", "sage_shares",
 }  # fmt: skip
 
 
