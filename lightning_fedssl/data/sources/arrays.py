@@ -26,6 +26,12 @@ from lightning_fedssl.functional.by_name import taken
 _READ_TWICE = 100
 """Samples of each data set that are read a second time, to refuse random transforms."""
 
+_ROUNDED = 1e-3
+"""The largest part of an 8-bit step that is an error of rounding."""
+
+_FEWEST_STEPS = 8
+"""Of numbers from 0 to 1 that 8 bits would change, half have at least so many steps in an image."""
+
 _REMEDY = (
     "rows with named columns are wrapped in Columns(rows, sample=..., label=...), pictures become "
     "tensors by torchvision.transforms.v2.functional.pil_to_tensor"
@@ -36,7 +42,8 @@ class Datasets(DataSource):
     """Map-style PyTorch data sets that give ``(sample, label)``; read once into memory.
 
     Samples ``(1 or 3, height, width)`` are images of 8 bits, also if all parts hold whole numbers
-    from 0 to 255 or numbers from 0 to 1 of another type; so are 8-bit samples of other channels.
+    from 0 to 255 or numbers from 0 to 1 of another type, unless 8 bits would make most of these
+    almost zero, as of spectrograms with a few peaks; so are 8-bit samples of other channels.
     Other 16-bit images are scaled by their range to 0..1, other numbers are taken as they are. They
     are normalised by mean and standard deviation of the
     training samples and those without labels, per first dimension (feature or channel), computed
@@ -441,5 +448,7 @@ def _pixel_scale(samples: Tensor) -> int:
     if low < 0 or high > 255 or high < 0.25:  # dark numbers would become few values
         return 0
     if high <= 1:
-        return 255
+        some = samples[:1000] * 255
+        changed = some[(some - some.round()).abs() > _ROUNDED]
+        return 0 if changed.median() < _FEWEST_STEPS else 255  # without any it is NaN
     return int(bool((samples == samples.round()).all()))

@@ -44,8 +44,8 @@ _MOST_COLUMNS = 200
 _FEWEST_ROWS = 10
 """Fewer rows are not compared."""
 
-_SPREAD = (0.05, 0.5, 0.95)
-"""The quantiles that say where the values of a feature are."""
+_SPREAD = (0.01, 0.05, 0.5, 0.95, 0.99)
+"""The quantiles that say where the values of a feature are; first and last those of all."""
 
 _FAR = 10
 """From this multiple of another spread on, a spread or a distance is no matter of the samples."""
@@ -240,12 +240,16 @@ class Reading:
         """Name a feature whose values ``(features, n)`` lie far outside those of training samples,
         or the reverse.
         """
-        low, middle, high = np.quantile(values, _SPREAD, axis=1)
-        known_low, known_middle, known_high = np.quantile(known, _SPREAD, axis=1)
+        least, low, middle, high, most = np.quantile(values, _SPREAD, axis=1)
+        known_least, known_low, known_middle, known_high, known_most = np.quantile(
+            known, _SPREAD, axis=1
+        )
         one = high - low
         other = known_high - known_low
         far = (abs(middle - known_middle) > _FAR * (one + other)) & (one + other > 0)
-        far |= (np.maximum(one, other) > _FAR * np.minimum(one, other)) & (one * other > 0)
+        # Of a feature that is mostly zero, the spread of most values may be small by chance.
+        wider = (one > _FAR * (known_most - known_least)) | (other > _FAR * (most - least))
+        far |= wider & (one * other > 0)
         if far.any():
             k = far.argmax()
             self.warn(
@@ -320,7 +324,8 @@ def _decides(values: Any, labels: Any) -> bool:
     different = len({*values.tolist()})
     pairs = len({*zip(values.tolist(), labels.tolist(), strict=True)})
     chance = (rows - different) * math.log(max(counts.values()) / rows)
-    return pairs == different and chance < _BY_CHANCE
+    # Where most values are different, whole rows stand several times, as those of a rare class may.
+    return pairs == different and chance < _BY_CHANCE and 2 * different < rows
 
 
 def _features_of(samples: Tensor) -> Tensor:

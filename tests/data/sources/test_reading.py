@@ -212,6 +212,30 @@ def test_images_are_pixels_whatever_their_type(kind: str, channels: int) -> None
         FederatedDataModule.from_datasets((images.float() - 1, part[1]), part)
 
 
+@pytest.mark.parametrize("scale", [1, 0.01])
+def test_faint_numbers_beside_a_peak_stay_numbers(scale: float) -> None:
+    values = scale * torch.rand(30, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    values[:, 0, 0, 0] = 1
+    part = TensorDataset(values, torch.arange(30) % 3)
+    assert Datasets(part, part).load().spec.pixels == (scale == 1)
+
+
+@pytest.mark.parametrize("unit", [1, 1000])
+def test_features_that_are_mostly_zero_are_compared_by_all_values(unit: int) -> None:
+    train, test = np.random.default_rng(0).normal(size=(2, 90, 5))
+    train[:, 0] = [0] * 85 + [0.01, 7, 7, 7, 7]
+    test[:, 0] = [0] * 84 + [7 * unit] * 6
+    warnings = set_up(arrays(train=train, test=test, test_labels=LABELS)).reading.warnings
+    assert any("far outside" in warning for warning in warnings) == (unit > 1)
+
+
+def test_rows_of_a_rare_class_may_stand_several_times() -> None:
+    train = np.random.default_rng(0).normal(size=(62, 5)).repeat([1] * 48 + [3] * 14, axis=0)
+    labels = np.arange(90) // 48
+    warnings = set_up(arrays(train=train, train_labels=labels, test_labels=labels[-60::2])).reading.warnings
+    assert not any("decides the label" in warning for warning in warnings)
+
+
 @pytest.mark.parametrize("kind", [">f4", ">f8", "reversed"])
 def test_arrays_of_other_machines_and_views_are_read(kind: str) -> None:
     values = np.arange(450).reshape(90, 5)
