@@ -20,6 +20,7 @@ from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.models import MLP
 from lightning_fedssl.models.head import trains_head_alone
 from lightning_fedssl.storage import checkpoint_file
+from lightning_fedssl.storage.named_value import target_of
 
 if TYPE_CHECKING:
     from lightning_fedssl.round import Federation
@@ -119,8 +120,7 @@ class Supervised(FederatedAlgorithm):
             return method
         if checkpoint_file.load(path)["algorithm"] != cls.__name__:
             return method
-        factory = method.network_factory
-        module = getattr(getattr(factory, "func", factory), "__module__", "")
+        module = getattr(target_of(method.network_factory), "__module__", "")
         return cls.load_from_checkpoint(path, map_location="cpu", trust=[module])
 
     def on_server_start(self, data: LocalData) -> LocalWork:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from jsonargparse import ArgumentParser
 
 from lightning_fedssl.algorithms import FedAvg, FixMatch, SelfTraining, Supervised
 from lightning_fedssl.callbacks import LabelsAlone, labels_alone
@@ -16,7 +17,9 @@ from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.export import load_network
 from lightning_fedssl.models import CNN, MLP
 from lightning_fedssl.models.head import best_linear
+from lightning_fedssl.models.network import NetworkFactory
 from lightning_fedssl.sampling import SERVER
+from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.task import MultiLabel
 from lightning_fedssl.trainer import FederatedTrainer
 from tests.toy import ToyData, sgd, toy_trainer
@@ -154,3 +157,15 @@ def test_a_task_without_accuracy_has_a_bound_and_no_choice(tmp_path: Path) -> No
     bound = float(trainer.callback_metrics["bound/average_precision"])
     assert f"labels alone {bound:.4f}" in callback.line
     assert not list(tmp_path.rglob("chosen.ckpt"))
+
+
+def test_the_module_of_a_configured_network_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parser, file = ArgumentParser(), tmp_path / "chosen.ckpt"
+    parser.add_argument("--network", type=NetworkFactory)
+    factory = parser.instantiate_classes(parser.parse_args(["--network", "torch.nn.Identity"])).network
+    trusted: list[str] = []
+    monkeypatch.setattr(checkpoint_file, "load", lambda path: {"algorithm": "Supervised"})
+    monkeypatch.setattr(Supervised, "load_from_checkpoint", lambda path, *, trust, **kwargs: trusted.extend(trust))
+    file.touch()
+    Supervised.in_place_of(FixMatch(network=factory), file)
+    assert trusted == [torch.nn.Identity.__module__]
