@@ -25,19 +25,20 @@ def wheels(tmp_path: Path) -> Path:
 def test_only_the_servers_labels_are_in_a_task_and_clients_are_skewed_if_asked(script: Any, wheels: Path) -> None:
     pool = script.reader("tables", "heart", wheels, wheels)()
     assert pool.samples.shape == (120, 3)
-    arrays = script.federation(pool, 3, False, 0)
-    more = script.federation(pool, 10, True, 0)
+    arrays = script.federation(pool, 3, "alike", 0)
+    more = script.federation(pool, 10, "skewed", 0)
     assert np.array_equal(arrays["train"], more["train"])  # whose features are the same
-    again, other = (script.federation(pool, 3, False, seed) for seed in (0, 1))
+    again, other = (script.federation(pool, 3, "alike", seed) for seed in (0, 1))
     assert all(np.array_equal(arrays[name], again[name]) for name in arrays)
     assert not np.array_equal(arrays["train"], other["train"])
     assert np.bincount(arrays["train_labels"] + 1).tolist() == [74, 3, 3]
     assert np.bincount(arrays["test_labels"]).tolist() == [20, 20]
     together = np.concatenate([arrays["train"][:, 0], arrays["test"][:, 0]])
     assert sorted(together) == sorted(pool.samples[:, 0])
-    spread = [np.std(np.bincount(script.federation(pool, 3, skewed, 0)["client_ids"])) for skewed in (False, True)]
+    owners = [script.federation(pool, 3, skew, 0)["client_ids"] for skew in ("alike", "skewed")]
+    spread = [np.std(np.bincount(one)) for one in owners]
     assert spread[0] < 1 < spread[1]
-    assert script.federation(pool, 21, False, 0) is None
+    assert script.federation(pool, 21, "alike", 0) is None
 
 
 def test_a_row_that_is_there_is_not_run_again(
