@@ -15,9 +15,11 @@ from typing import Any
 import yaml
 
 from lightning_fedssl.cli.config_files import find_suite
+from lightning_fedssl.cli.entry import main as main_of_process
 from lightning_fedssl.cli.experiment import read_configurations
 from lightning_fedssl.cli.parser import ConfigFile, Parser, load_yaml
 from lightning_fedssl.comparison.command import compare
+from lightning_fedssl.comparison.execute import Command
 from lightning_fedssl.comparison.plan import Resolved, plan, slug
 from lightning_fedssl.comparison.suite import TAKEN, Keys, Suite, SuiteEntry, SuiteGroup
 from lightning_fedssl.data.datamodule import FederatedDataModule
@@ -78,10 +80,11 @@ def main(
     finally:
         log.removeFilter(is_new)
     command_line = shlex.join(["lightning-fedssl", "compare", *arguments])
-    script = ["-m", "lightning_fedssl"]
+    command: Command = main_of_process
     if datamodule_class is not FederatedDataModule:
-        script = [os.path.abspath(sys.argv[0])]
-    command = [sys.executable, *script]
+        command = [sys.executable, os.path.abspath(sys.argv[0])]
+    elif sys.platform != "linux":
+        command = [sys.executable, "-m", "lightning_fedssl"]
     jobs = max(1, options.jobs)
     return compare(suite, runs, folder, jobs, command, command_line, options.only)
 

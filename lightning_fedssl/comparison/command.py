@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from lightning_fedssl.comparison import report
-from lightning_fedssl.comparison.execute import Outcome, terminable, train
+from lightning_fedssl.comparison.execute import Command, Outcome, terminable, train
 from lightning_fedssl.comparison.page import write_page
 from lightning_fedssl.comparison.plan import Run
 from lightning_fedssl.comparison.progress import SuiteProgress
@@ -22,7 +22,7 @@ def compare(
     runs: Sequence[Run],
     folder: Path,
     jobs: int,
-    command: Sequence[str],
+    command: Command,
     command_line: str,
     only: Collection[str] | None = None,
 ) -> int:
@@ -33,7 +33,7 @@ def compare(
         runs: The runs of the suite.
         folder: The folder for runs, tables and page.
         jobs: The number of runs trained at the same time.
-        command: The program that runs ``fit``, with the arguments before ``fit``.
+        command: What runs ``fit``.
         command_line: The user's command line, which the report quotes.
         only: Labels of the entries to train; the others are reported as far as they have finished.
             None: all.

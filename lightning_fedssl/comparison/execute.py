@@ -1,6 +1,9 @@
 """Trains runs: one process each, several at the same time, resuming runs that an earlier attempt
 has not finished.
 
+On Linux the processes are forked from one that has imported the package, which takes longer than a
+short run.
+
 A run is ``fit`` with its resolved configuration and seed, so that a user can repeat it by hand. A
 run is finished when its metrics contain every round and the test. An unfinished run resumes from
 its last checkpoint, or starts again if it has none. A run's folder is locked while it trains, so
@@ -9,11 +12,13 @@ that two comparisons do not train the same run at the same time.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,6 +45,54 @@ _NOT_FOR_A_RUN = re.compile(
 has started for its own ranks."""
 
 
+class Forked:
+    """A process that runs ``fit``, forked from one that has imported the package.
+
+    Args:
+        main: Runs the command line of the process, and returns the exit code.
+        arguments: Those of the command line, from ``fit`` on.
+        log: The file to which it prints.
+    """
+
+    def __init__(self, main: Callable[[], int], arguments: Sequence[str], log: Path) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOADED)
+        # One thread in the process that imports, as a run on a CPU has it if nothing is set.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        self.process = context.Process(target=_fit, args=(main, arguments, os.getcwd(), log))
+        self.process.start()
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+        return self.process.exitcode
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.process.terminate()
+
+    def wait(self) -> None:
+        """Wait for its end."""
+        self.process.join()
+
+
+Command = Sequence[str] | Callable[[], int]
+"""A program with the arguments before ``fit``; or a function that runs the command line of its
+process, in processes that are forked."""
+
+_PRELOADED = ["lightning_fedssl.cli.lightning_cli", "lightning_fedssl.algorithms", "torchvision"]
+
+
+def _fit(main: Callable[[], int], arguments: Sequence[str], folder: str, log: Path) -> None:
+    os.chdir(folder)
+    with log.open("ab") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    for name in filter(_NOT_FOR_A_RUN.fullmatch, list(os.environ)):
+        del os.environ[name]
+    sys.argv[1:] = arguments
+    sys.exit(main())
+
+
 @dataclass
 class Attempt:
     """A process that trains a run.
@@ -52,7 +105,7 @@ class Attempt:
     """
 
     run: Run
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     lock: FileLock
     began: float
 
@@ -76,7 +129,7 @@ class Outcome:
 
 def train(
     runs: Sequence[Run],
-    command: Sequence[str],
+    command: Command,
     jobs: int,
     ended: Callable[[Outcome], None],
     watch: Callable[[], None] = lambda: None,
@@ -88,7 +141,7 @@ def train(
 
     Args:
         runs: The runs.
-        command: The program that runs ``fit``, with the arguments before ``fit``.
+        command: What runs ``fit``.
         jobs: The number of processes at the same time.
         ended: Called with every outcome when its run ends.
         watch: Called again and again while runs are training.
@@ -123,7 +176,7 @@ def train(
         raise
 
 
-def _start(run: Run, command: Sequence[str], lock: FileLock) -> Attempt:
+def _start(run: Run, command: Command, lock: FileLock) -> Attempt:
     config = run.folder / "config.yaml"
     config.write_text(run.resolved.text, encoding="utf-8")
     options = ["fit", "--config", str(config), "--seed_everything", str(run.seed)]
@@ -132,13 +185,16 @@ def _start(run: Run, command: Sequence[str], lock: FileLock) -> Attempt:
         options += ["--ckpt_path", "last"]
     else:
         shutil.rmtree(run.folder / "lightning_logs", ignore_errors=True)
+    if callable(command):
+        process = Forked(command, options, run.folder / "log.txt")
+        return Attempt(run, process, lock, time.monotonic())
     environment = without(os.environ, list(filter(_NOT_FOR_A_RUN.fullmatch, os.environ)))
     with (run.folder / "log.txt").open("ab") as log:
-        process = subprocess.Popen(
+        started = subprocess.Popen(
             [*command, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             env=environment | {"OMP_NUM_THREADS": "1"},
         )  # fmt: skip
-    return Attempt(run, process, lock, time.monotonic())
+    return Attempt(run, started, lock, time.monotonic())
 
 
 def has_checkpoint(folder: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -54,6 +55,25 @@ def test_runs_are_trained_once_with_their_seed_and_configuration() -> None:
     assert [len(outcome.rows) for outcome in again.values()] == [3, 3, 1]
     assert {outcome.how for outcome in again.values()} == {"cached"}
     assert attempts(runs[0]) == ["seed 0 from round 1"]
+
+
+def forked_fit() -> int:
+    """The stand-in for fit with the arguments of its process."""
+    assert "RANK" not in os.environ
+    runpy.run_path(FAKE[1])
+    return 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_runs_are_forked_where_a_function_trains_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their own arguments, log and exit code, and in this folder; a function has no program to start."""
+    monkeypatch.setattr(execute, "_PRELOADED", [])
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    runs, outcomes = [run_of("A", seed=4), run_of("B", fails=True)], list[Outcome]()
+    train(runs, forked_fit, 2, outcomes.append)
+    assert {outcome.run.name: outcome.how for outcome in outcomes} == {"A, seed 4": "trained", "B, seed 0": "failed"}
+    assert attempts(runs[0]) == ["seed 4 from round 1"]
 
 
 def test_a_comparison_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
