@@ -63,7 +63,7 @@ class FitsLightningModule(FederatedAlgorithm):
 
     A client calls ``training_step`` with labelled batches, ``unlabeled_training_step`` with
     unlabelled ones, and trains on the sum where it has loaders of both. The module's
-    ``current_epoch`` and ``global_step`` go on from round to round.
+    ``current_epoch`` and ``global_step`` continue across rounds.
 
     Args:
         network: Returns the module.
@@ -256,7 +256,7 @@ class _Counting:
 
 
 class Clock(Callback):
-    """Lets ``current_epoch`` and ``global_step`` of a module go on from round to round.
+    """Lets ``current_epoch`` and ``global_step`` of a module continue across rounds.
 
     Args:
         epochs: Epochs of earlier rounds.
