@@ -28,7 +28,7 @@ from lightning_fedssl.algorithms.common.server_phases import ServerPhases
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.functional.by_name import below, taken
 from lightning_fedssl.functional.losses import proximal_term
-from lightning_fedssl.interop import FitsLightningModule, federation
+from lightning_fedssl.interop import FitsLightningModule, SendsCounters, federation
 from lightning_fedssl.state import Batch
 from lightning_fedssl.task import Need
 
@@ -104,7 +104,9 @@ class FedAvg(ServerPhases):
                 "consistency_loss(self(strong), pseudo_label(self(weak).detach(), 0.95))"
             )
         evaluated = {"validate": val_dataloaders, "test": test_dataloaders}
-        return federation(LightningFedAvg, module, clients, server, evaluated, kwargs)
+        return federation(
+            LightningFedAvg, CountingFedAvg, module, clients, server, evaluated, kwargs
+        )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """The task's loss, with FedProx's proximal term."""
@@ -142,3 +144,12 @@ class LightningFedAvg(FitsLightningModule, FedAvg):
     def client_loss(self, loss: Tensor) -> Tensor:
         """The module's loss with FedProx's proximal term."""
         return self.with_proximal_term(loss)
+
+
+class CountingFedAvg(SendsCounters, LightningFedAvg):
+    """FedAvg of a LightningModule that has buffers of whole numbers, such as counters of steps.
+
+    Args:
+        network: Returns the module.
+        kwargs: The arguments of the method.
+    """

@@ -22,7 +22,8 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.utilities.compile import from_compiled
 from lightning.pytorch.utilities.seed import isolate_rng
 from lightning_utilities.core.apply_func import apply_to_collection
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
 from lightning_fedssl import sampling
@@ -133,31 +134,6 @@ class FitsLightningModule(FederatedAlgorithm):
                 self.log(name, value, batch_size=count)
 
         return LocalWork(count if steps else 0, steps, lambda step: {}, train=train)
-
-    def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
-        """Send the buffers of whole numbers, too, such as counters of steps."""
-        update = super().on_client_end(update)
-        buffers = dict(self.named_buffers())
-        counters = {name: buffers[name].clone() for name in self._counters()}
-        return replace(update, payload={**update.payload, **counters})
-
-    def _counters(self) -> list[str]:
-        return [n for n, t in self.server.buffers.items() if not t.is_floating_point()]
-
-    def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
-        """See the base class; of whole numbers, which have no mean, the largest remain."""
-        largest = dict[str, Tensor]()
-
-        def noted() -> Iterator[ClientUpdate]:
-            for update in updates:
-                for name in self._counters():
-                    t = update.payload[name]
-                    largest[name] = torch.maximum(largest.get(name, t), t)
-                yield update
-
-        sums = super().accumulate(noted())
-        self.server.update(buffers=largest)
-        return sums
 
     @contextmanager
     def _prepared(self, training_step: Callable[[Any, int], Any]) -> Iterator[None]:
@@ -391,8 +367,56 @@ class Fit(Clock):
             ) from error
 
 
+class SendsCounters(FederatedAlgorithm):
+    """The part of a method that averages whole-number buffers, such as counters of steps: they have
+    no mean, and the largest of the clients' is everyone's.
+
+    Clients send them beside their weights, so rules that combine updates do not see them and refuse
+    the method.
+    """
+
+    def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
+        """Send the counters, too."""
+        update = super().on_client_end(update)
+        buffers = dict(self.named_buffers())
+        counters = {name: buffers[name].clone() for name in self._counters()}
+        return replace(update, payload={**update.payload, **counters})
+
+    def _counters(self) -> list[str]:
+        return [f"network.{name}" for name in counters_of(cast(Any, self).network)]
+
+    def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
+        """See the base class; of counters the largest remain."""
+        largest = dict[str, Tensor]()
+
+        def noted() -> Iterator[ClientUpdate]:
+            for update in updates:
+                for name in self._counters():
+                    t = update.payload[name]
+                    largest[name] = torch.maximum(largest.get(name, t), t)
+                yield update
+
+        sums = super().accumulate(noted())
+        self.server.update(buffers=largest)
+        return sums
+
+
+def counters_of(module: nn.Module) -> list[str]:
+    """The names of a module's buffers of whole numbers, but for the counts of batch norms that do
+    not use them: those with a momentum.
+    """
+    names = []
+    for place, part in module.named_modules():
+        unused = isinstance(part, _BatchNorm) and part.momentum is not None
+        for name, t in part.named_buffers(recurse=False):
+            if not t.is_floating_point() and not unused:
+                names.append(f"{place}.{name}" if place else name)
+    return names
+
+
 def federation(
     made: type[FitsLightningModule],
+    counting: type[SendsCounters],
     module: Any,
     clients: Any,
     server: Any,
@@ -403,6 +427,7 @@ def federation(
 
     Args:
         made: The class of the method.
+        counting: That for a module with buffers of whole numbers.
         module: The module, which may be compiled.
         clients: A sequence of loaders.
         server: The server's loader, if it has one.
@@ -424,7 +449,8 @@ def federation(
             f"batch, batch_idx): define it in {type(module).__name__}"
         )
     _set_up(module, [stage for stage, loaders in evaluated.items() if loaders is not None])
-    return made(lambda: module, **kwargs), LoaderData(clients, server, evaluated)
+    method: type[Any] = counting if counters_of(module) else made
+    return method(lambda: module, **kwargs), LoaderData(clients, server, evaluated)
 
 
 def _set_up(module: LightningModule, stages: list[str]) -> None:

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, sampler
 
-from lightning_fedssl import FedAvg, FixMatch, PseudoLabelPoison, sampling
+from lightning_fedssl import FedAvg, FixMatch, Median, PseudoLabelPoison, sampling
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import ClientEvaluation
 from lightning_fedssl.functional.averaging import WeightedSum
@@ -408,6 +408,17 @@ def test_counters_go_on_from_round_to_round(tmp_path: Path) -> None:
     assert {epoch for _, epoch, _ in module.seen[14:]} == {2, 3}
     assert {step for _, _, step in module.seen[14:]} == {4, 5, 6, 7} | set(range(6, 12))
     assert float(trainer.callback_metrics["val_epoch"]) == 4
+
+
+def test_rules_combine_modules_whose_only_whole_numbers_are_those_of_batch_norm(tmp_path: Path) -> None:
+    """Of two equal and one other client the median is that of the two."""
+    two = plain(3)[:1] * 2
+    found, _ = fit(tmp_path, FedAvg.from_lightning(Line(), [*two, plain(3)[2]]), updates=[Median()])
+    alone, _ = fit(tmp_path, FedAvg.from_lightning(Line(), two), updates=[], clients_per_round=2)
+    for name, t in alone.items():
+        torch.testing.assert_close(found[name], t)
+    with pytest.raises(ValueError, match=r"Median cannot be used with CountingFedAvg.*accumulate"):
+        fit(tmp_path, FedAvg.from_lightning(Ramp(), plain(3)), updates=[Median()])
 
 
 def test_a_module_without_optimizer_is_averaged_as_it_is(tmp_path: Path) -> None:
