@@ -214,7 +214,7 @@ class _Counting:
     """
 
     def __init__(self, trainer: Trainer, epochs: int, steps: int) -> None:
-        vars(self).update(_trainer=trainer, _epochs=epochs, _steps=steps)
+        vars(self).update(_trainer=trainer, _epochs=epochs, _steps=steps, _last=None)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["_trainer"], name)
@@ -225,6 +225,15 @@ class _Counting:
     @property
     def current_epoch(self) -> int:
         return int(self._trainer.current_epoch) + int(self._epochs)
+
+    @property
+    def max_epochs(self) -> int | None:
+        """Those of the run, once a fit has begun: before, optimizers are made for the fit."""
+        return self._trainer.max_epochs if self._last is None else int(self._last)
+
+    def begin(self, epochs: int) -> None:
+        """Show the epochs of the whole run from now on."""
+        vars(self)["_last"] = epochs
 
     @property
     def global_step(self) -> int:
@@ -281,6 +290,7 @@ class Fit(Clock):
     ) -> None:
         rounds = method.current_round.index - 1
         super().__init__(epochs * rounds, steps * rounds)
+        self.all_epochs = epochs * method.trainer.max_rounds
         self.method = method
         self.kinds = kinds
         self.batch_ended = batch_ended
@@ -318,6 +328,7 @@ class Fit(Clock):
 
         Leave SIGTERM to the run: Lightning's handler would end the fit, and with it the round.
         """
+        cast(_Counting, module.trainer).begin(self.all_epochs)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self.on_sigterm)
         now = self.method.current_round

@@ -388,9 +388,11 @@ class Ramp(Line):
         super().__init__()
         self.register_buffer("steps", torch.tensor(0))
         self.seen: list[tuple[int, int, int]] = []
+        self.lasts: set[int | None] = set()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.seen.append((int(self.steps), self.current_epoch, self.global_step))
+        self.lasts.add(self.trainer.max_epochs)
         self.steps += 1
         return super().training_step(batch, batch_idx)
 
@@ -406,6 +408,7 @@ def test_counters_go_on_from_round_to_round(tmp_path: Path) -> None:
     assert {count for count, _, _ in module.seen[14:]} == set(range(6, 12))
     assert {epoch for _, epoch, _ in module.seen[:14]} == {0, 1}
     assert {epoch for _, epoch, _ in module.seen[14:]} == {2, 3}
+    assert module.lasts == {4}  # of the run, so that a ramp over them ends
     assert {step for _, _, step in module.seen[14:]} == {4, 5, 6, 7} | set(range(6, 12))
     assert float(trainer.callback_metrics["val_epoch"]) == 4
 
