@@ -75,7 +75,7 @@ def decide(candidates: Sequence[Candidate], stated_shares: bool = False) -> tupl
         )
         evidence = ["sites stated their shares"] * shares + evidence
         takes_over = bool(evidence) and gain > 0
-        found = f"{100 * gain:+.1f} points: {', '.join(evidence)}"
+        found = f"expected {100 * gain:+.1f} points ({', '.join(evidence)})"
         reason = found if takes_over else f"{other.name} {found}"
         if not evidence:
             reason = f"{other.name}: no evidence without validation or class shares"
