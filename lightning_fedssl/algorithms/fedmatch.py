@@ -56,6 +56,7 @@ CIFAR-10's 60,000 pooled images; the configurations use the standard split.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -65,24 +66,21 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import Sizes, State, Sums, sizes_of
-from lightning_fedssl.functional.by_name import below, mapped, unprefixed
-from lightning_fedssl.functional.fedmatch import (
-    decomposition_penalty,
-    helper_divergence,
-    nearest_clients,
-)
-from lightning_fedssl.functional.losses import masked_mean
+from lightning_fedssl.functional.by_name import below, mapped, paired, unprefixed
+from lightning_fedssl.functional.losses import added, masked_mean
 from lightning_fedssl.functional.optimizers import require_plain_sgd, slow_plain_sgd
 from lightning_fedssl.functional.pseudo_labels import agreement, pseudo_label
-from lightning_fedssl.functional.sparsity import hard_threshold, keep_changes, sparse_sizes
 from lightning_fedssl.local_work import LocalWork, epochs_of, labeled_work
-from lightning_fedssl.models.decomposed import Decomposed
+from lightning_fedssl.models.network import Network
 from lightning_fedssl.state import Batch, ClientUpdate
 
 if TYPE_CHECKING:
@@ -167,11 +165,6 @@ class FedMatch(FederatedAlgorithm):
             client_weighting=client_weighting,
             **kwargs,
         )
-        frozen = self.freeze_patterns
-        checks.require(not frozen, "freeze", frozen, "FedMatch trains every weight")
-        keeps = self.init_from is None or not (variance_scaling or psi_scale)
-        remedy = "set model.variance_scaling false and model.psi_scale 0"
-        checks.require(keeps, "init_from", self.init_from, remedy)
         checks.probability("threshold", threshold)
         checks.at_least(
             0,
@@ -185,8 +178,6 @@ class FedMatch(FederatedAlgorithm):
             delta_threshold=delta_threshold,
         )
         checks.at_least(1, helper_interval=helper_interval, lr_patience=lr_patience)
-        if lr_patience is not None:
-            require_plain_sgd(self.optimizer_factory, _NEEDS_SGD, several_rates=True)
         self.threshold = threshold
         self.labeled_weight = labeled_weight
         self.consistency_weight = consistency_weight
@@ -202,6 +193,17 @@ class FedMatch(FederatedAlgorithm):
         self.lr_patience = lr_patience
         self.sends_sigma = True
         self.helpers: dict[int, list[State]] = {}
+        self._check_common_arguments()
+
+    def _check_common_arguments(self) -> None:
+        """Refuse what other methods take, but a sum of sigma and psi cannot."""
+        frozen = self.freeze_patterns
+        checks.require(not frozen, "freeze", frozen, "FedMatch trains every weight")
+        keeps = self.init_from is None or not (self.variance_scaling or self.psi_scale)
+        remedy = "set model.variance_scaling false and model.psi_scale 0"
+        checks.require(keeps, "init_from", self.init_from, remedy)
+        if self.lr_patience is not None:
+            require_plain_sgd(self.optimizer_factory, _NEEDS_SGD, several_rates=True)
 
     def configured_network(self) -> nn.Module:
         """The network before it was decomposed, with theta = sigma + psi."""
@@ -253,7 +255,10 @@ class FedMatch(FederatedAlgorithm):
         chosen = {}
         for client in cohort:
             if client in embeddings:
-                nearest = nearest_clients(client, embeddings, self.num_helpers)
+                others = [other for other in embeddings if other != client]
+                own = embeddings[client]
+                others.sort(key=lambda other: float((embeddings[other] - own).norm()))
+                nearest = others[: self.num_helpers]
                 chosen[client] = [self.clients.get(other, "psi") for other in nearest]
         return chosen
 
@@ -564,3 +569,161 @@ def add_rate(batch: Batch, rate: State) -> Batch:
         return batch
     some = next(iter(batch.values()))
     return batch | {"rate": some.new_full((len(some),), float(rate["factor"]))}
+
+
+# The decomposition of the weights.
+
+_NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
+
+
+class Decomposed(Network):
+    """``theta = sigma + psi`` for every weight and bias of a network.
+
+    Its norm layers have only sigma.
+
+    Args:
+        network: The network; its parameters become sigma.
+        psi_scale: The initial psi is this multiple of sigma.
+        variance_scaling: Initialise sigma again: weights from a truncated normal distribution of
+            variance 1 / fan-in, biases 0. If false, sigma are the network's parameters as they are.
+    """
+
+    def __init__(
+        self, network: nn.Module, psi_scale: float = 0.2, variance_scaling: bool = True
+    ) -> None:
+        super().__init__()
+        self.sigma = network
+        self.decomposed: list[str] = []
+        self.psi = nn.ParameterDict()
+        for name, weight in network.named_parameters():
+            if not isinstance(network.get_submodule(name.rpartition(".")[0]), _NORMS):
+                if variance_scaling:
+                    _draw(weight)
+                self.decomposed.append(name)
+                # A parameter's name cannot hold a dot.
+                self.psi[name.replace(".", "/")] = nn.Parameter(weight.detach() * psi_scale)
+
+    def parts(self) -> tuple[State, State]:
+        """Sigma, with the weights of the norm layers, and psi, by the names of the network."""
+        return self.parts_of(dict(self.named_parameters()))
+
+    def parts_of(self, state: State) -> tuple[State, State]:
+        """Sigma and psi of a state of this module, by the names of the network.
+
+        Args:
+            state: All of its psi, and as much of its sigma as there is, by their names.
+        """
+        psi = {name: state[f"psi.{name.replace('.', '/')}"] for name in self.decomposed}
+        return unprefixed("sigma.", below("sigma.", state)), psi
+
+    @torch.no_grad()
+    def summed(self) -> nn.Module:
+        """A copy of the plain network with ``theta`` as its weights."""
+        network = copy.deepcopy(self.sigma)
+        for name, psi in self.parts()[1].items():
+            network.get_parameter(name).add_(psi)
+        return network
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(batch, num_classes)`` with the weights sigma + psi; both get gradients."""
+        return self.logits(x, *self.parts())
+
+    def logits(self, x: Tensor, sigma: State, psi: State) -> Tensor:
+        """Logits ``(batch, num_classes)`` with the given sigma and psi instead of those of
+        :meth:`parts`.
+
+        Args:
+            x: Images ``(batch, channels, height, width)``.
+            sigma: Sigma by the names of the network; a detached tensor gets no gradient. Statistics
+                of norm layers may be among it; left out, they are those of this module.
+            psi: Psi by the same names.
+        """
+        theta = {**sigma, **paired(torch.add, psi, sigma)}
+        logits: Tensor = functional_call(self.sigma, theta, x)
+        return logits
+
+
+def _draw(weight: Tensor) -> None:
+    """Initialise like Keras' ``VarianceScaling(1, "fan_in", "truncated_normal")``, truncated at two
+    deviations.
+    """
+    if weight.dim() < 2:
+        nn.init.zeros_(weight)
+        return
+    std = math.sqrt(1 / weight[0].numel()) / 0.87962566103423978
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
+# The losses of a step of psi.
+
+
+def helper_divergence(logits: Tensor, helpers: Tensor, mask: Tensor) -> Tensor:
+    """``1/H sum_h KL(p_h || p)``, averaged over the images with a true mask; 0 without such an
+    image (Eq. 1).
+
+    Args:
+        logits: ``(batch, classes)`` of the local model, which gets the gradient.
+        helpers: p_h, the helpers' probabilities, ``(batch, H, classes)``.
+        mask: ``(batch,)`` bool.
+    """
+    log_p = F.log_softmax(logits, dim=-1)[:, None]
+    divergence = (torch.special.xlogy(helpers, helpers) - helpers * log_p).sum(dim=-1).mean(dim=1)
+    return masked_mean(divergence, mask)
+
+
+def decomposition_penalty(sigma: State, psi: State, l1_weight: float, l2_weight: float) -> Tensor:
+    """``lambda_L1 sum |psi| + lambda_L2 sum (sigma - psi)^2`` over all tensors (the last two terms
+    of Eq. 5).
+
+    Args:
+        sigma: By name.
+        psi: By name.
+        l1_weight: lambda_L1.
+        l2_weight: lambda_L2.
+    """
+    terms = []
+    for name, own in psi.items():
+        distance = (sigma[name] - own).square().sum()
+        terms.append(l1_weight * own.abs().sum() + l2_weight * distance)
+    return added(terms)
+
+
+# What is sent.
+
+
+def hard_threshold(values: Tensor, threshold: float) -> Tensor:
+    """Set the values whose magnitude is at most ``threshold`` to 0.
+
+    Args:
+        values: Any shape.
+        threshold: The largest magnitude that becomes 0.
+    """
+    return torch.where(values.abs() > threshold, values, torch.zeros_like(values))
+
+
+def keep_changes(new: Tensor, old: Tensor, delta: float, threshold: float = 0.0) -> Tensor:
+    """The new values where they differ from the old ones by more than ``delta``, else the old
+    values.
+
+    Args:
+        new: Any shape.
+        old: The same shape as ``new``.
+        delta: The largest change that is ignored.
+        threshold: For the comparison, new values of at most this magnitude count as 0.
+    """
+    return torch.where((hard_threshold(new, threshold) - old).abs() > delta, new, old)
+
+
+def sparse_sizes(name: str, count: int, dense: Tensor) -> Sizes:
+    """Bytes of sending some entries of a tensor: their values, and their positions as 32-bit
+    numbers or a bit map.
+
+    Args:
+        name: The tensor's name.
+        count: Number of entries that are sent; if all entries are sent, their positions are not.
+        dense: The whole tensor.
+    """
+    if count == dense.numel():
+        return {name: dense.nbytes}
+    positions = min(4 * count, -(-dense.numel() // 8))
+    return {name: count * dense.element_size(), f"{name}.positions": positions}

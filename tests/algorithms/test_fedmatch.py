@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,11 +15,18 @@ from torch.nn import functional as F
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithms import FedMatch
-from lightning_fedssl.algorithms.fedmatch import add_rate, update_rate
+from lightning_fedssl.algorithms.fedmatch import (
+    Decomposed,
+    add_rate,
+    decomposition_penalty,
+    hard_threshold,
+    helper_divergence,
+    keep_changes,
+    sparse_sizes,
+    update_rate,
+)  # fmt: skip
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.functional.fedmatch import decomposition_penalty
-from lightning_fedssl.models import CNN
-from lightning_fedssl.models.decomposed import Decomposed
+from lightning_fedssl.models import CNN, ResNet9
 from lightning_fedssl.state import ClientUpdate, ServerState
 from tests.algorithms.helpers import fitted, mixed_clients, plain_sgd, ready, toy_fedmatch, toy_fixmatch
 from tests.toy import ToyData, assert_same, toy_fedavg, toy_round, toy_trainer, weights
@@ -107,7 +115,63 @@ def test_an_unsure_image_changes_no_mean() -> None:
     torch.testing.assert_close(algorithm.training_step(batch, 1), algorithm.training_step(more, 1))
 
 
+def test_divergence_from_helpers_by_hand() -> None:
+    """KL((1/2, 1/2), (1/4, 3/4)) = log(2) / 2 + log(2/3) / 2 = 0.1438; the second image is masked."""
+    local = torch.tensor([[0.25, 0.75], [0.5, 0.5]]).log().requires_grad_()
+    helpers = torch.full((2, 2, 2), 0.5).requires_grad_()
+    value = helper_divergence(local, helpers, torch.tensor([True, False]))
+    assert value.item() == pytest.approx(0.1438, abs=5e-5)
+    assert 0.01 * value.item() == pytest.approx(0.001438, abs=5e-7)
+    assert helper_divergence(local, helpers, torch.tensor([False, False])).item() == 0
+    certain = torch.tensor([[[1.0, 0.0]]])
+    assert helper_divergence(local[:1], certain, torch.tensor([True])).item() == pytest.approx(math.log(4))
+
+
+def test_decomposition() -> None:
+    """Truncation at two deviations scales the deviation by 0.8796, so values are at most 2 / 0.8796 times it."""
+    torch.manual_seed(0)
+    network = Decomposed(ResNet9(norm="none", bias=False))
+    sigmas, psis = network.parts()
+    pairs = [(sigmas[name], psi) for name, psi in psis.items()]
+    assert len(pairs) == 9
+    assert sum(sigma.numel() for sigma, _ in pairs) == 6_568_640
+    assert all(torch.equal(psi, 0.2 * sigma) and psi.data_ptr() != sigma.data_ptr() for sigma, psi in pairs)
+    for sigma, _ in pairs:
+        fan_in = sigma[0].numel()
+        assert float(sigma.detach().std()) == pytest.approx(fan_in**-0.5, rel=0.03)
+        assert float(sigma.abs().max()) < 2.01 * fan_in**-0.5 / 0.8796
+    plain = CNN(width=4, norm="batch", num_classes=3, in_shape=(1, 8, 8)).eval()
+    kept = Decomposed(CNN(width=4, norm="batch", num_classes=3, in_shape=(1, 8, 8)), 1.0, variance_scaling=False)
+    assert not any("norm" in name for name, _ in kept.psi.named_parameters())
+    kept.sigma.load_state_dict(plain.state_dict())
+    with torch.no_grad():
+        sigmas, psis = kept.parts()
+        for name, psi in psis.items():
+            psi.copy_(sigmas[name].mul_(0.75) / 3)
+    x = torch.rand(2, 1, 8, 8)
+    torch.testing.assert_close(kept.eval()(x), plain(x))
+
+
 # Thresholds and what is sent.
+
+
+def test_thresholds_are_strict() -> None:
+    """Changes 0.25, 0.26, 0.3, 0.125, 0.125: two exceed 0.25. With a threshold the last new values count as 0."""
+    values = torch.tensor([0.5, -0.5, 0.50001, -0.6, 0.0])
+    assert hard_threshold(values, 0.5).tolist() == pytest.approx([0, 0, 0.50001, -0.6, 0])
+    assert torch.equal(hard_threshold(values, 0.0), values)
+    old = torch.tensor([1.0, 1.0, 1.0, 0.25, 0.0])
+    new = torch.tensor([1.25, 1.26, 0.7, 0.125, 0.125])
+    assert keep_changes(new, old, 0.25).tolist() == pytest.approx([1.0, 1.26, 0.7, 0.25, 0.0])
+    assert keep_changes(new, old, 0.2, threshold=0.125)[3:].tolist() == [0.125, 0.0]
+    assert torch.equal(keep_changes(new, old, 0.0), new)
+
+
+def test_sizes_of_sparse_tensors() -> None:
+    dense = torch.zeros(10, 100)
+    assert sparse_sizes("w", 1000, dense) == {"w": 4000}
+    assert sparse_sizes("w", 500, dense) == {"w": 2000, "w.positions": 125}
+    assert sparse_sizes("w", 3, dense) == {"w": 12, "w.positions": 12}
 
 
 @pytest.mark.parametrize("location", ["clients", "server"])
