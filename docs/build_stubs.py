@@ -1,5 +1,8 @@
-"""Writes lightning_fedssl/algorithms/__init__.pyi: the methods' constructors with every argument, for type checkers
-and editors. A method's own constructor names its own arguments and passes the others on.
+"""Writes what is known of the package's classes without importing them.
+
+``lightning_fedssl/algorithms/__init__.pyi`` has the methods' constructors with every argument, for type checkers and
+editors: a method's own constructor names its own arguments and passes the others on.
+``lightning_fedssl/cli/classes.json`` has what ``lightning-fedssl methods`` and its like list, with a line about each.
 
     python docs/build_stubs.py
 """
@@ -15,6 +18,12 @@ from types import NoneType
 from jsonargparse import ArgumentParser
 
 from lightning_fedssl import algorithms
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.cli.listing import CLASSES
+from lightning_fedssl.cli.public import PARTS
+from lightning_fedssl.data import DataSource, Partition
+from lightning_fedssl.data.datasets import IMAGE_FOLDER, SPECS
+from lightning_fedssl.system import Availability
 
 FILE = Path(algorithms.__file__).with_suffix(".pyi")
 HEAD = """\
@@ -75,5 +84,31 @@ def text() -> str:
     return "".join(parts)
 
 
+def lists() -> str:
+    """Names of classes and data sets by the command that lists them, each with a line about it, as JSON."""
+    datasets = {
+        name: f"{spec.num_classes} classes, shape {' x '.join(map(str, spec.in_shape))}" for name, spec in SPECS.items()
+    }
+    datasets[IMAGE_FOLDER] = "a folder of your own: root/train/<class>/ and root/test/<class>/"
+    found = {
+        "methods": derived_from(FederatedAlgorithm),
+        "datasets": datasets | derived_from(DataSource),
+        "partitions": derived_from(Partition),
+        "availability": derived_from(Availability),
+    }
+    return json.dumps(found, indent=1, sort_keys=True) + "\n"
+
+
+def derived_from(base: type) -> dict[str, str]:
+    """The public classes that derive from a base class, each with the first line of its docstring."""
+    public = [getattr(part, name) for part in PARTS for name in part.__all__]
+    return {
+        c.__name__: (c.__doc__ or "").partition("\n")[0].replace("``", "")
+        for c in public
+        if isinstance(c, type) and issubclass(c, base) and c is not base and not inspect.isabstract(c)
+    }
+
+
 if __name__ == "__main__":
     FILE.write_text(text(), encoding="utf-8")
+    CLASSES.write_text(lists(), encoding="utf-8")

@@ -1,36 +1,49 @@
 """The commands that list what the package contains: methods, configs, suites, datasets, partitions,
-availability.
+availability. They need neither PyTorch nor Lightning.
 """
 
 from __future__ import annotations
 
-import inspect
+import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.cli.config_files import CONFIGS, package_files
-from lightning_fedssl.cli.public import public_classes
-from lightning_fedssl.data.datasets import IMAGE_FOLDER, SPECS
-from lightning_fedssl.data.partition.base import Partition
-from lightning_fedssl.data.sources.base import DataSource
-from lightning_fedssl.system import Availability
 
-Rows = Iterator[tuple[str, str]]
-"""Names, each with a line about it."""
+CLASSES = Path(__file__).with_name("classes.json")
+"""What can be named of the package's classes and data sets, each with a line about it, by command.
+``docs/build_stubs.py`` writes it."""
+
+COMMANDS = {
+    "methods": "use: --model NAME; its keys: lightning-fedssl fit --model.help NAME",
+    "configs": "use: --config NAME; several are merged in order",
+    "suites": "use: lightning-fedssl compare NAME",
+    "datasets": "use: --data.dataset NAME; options of a class: --data.dataset.OPTION VALUE",
+    "partitions": (
+        "use: --data.partition NAME; its keys: lightning-fedssl fit --data.partition.help NAME"
+    ),
+    "availability": (
+        "use: --trainer.faults.availability NAME; keys: lightning-fedssl fit "
+        "--trainer.faults.availability.help NAME"
+    ),
+}
+"""The listing commands, each with a hint how to use a name."""
 
 _SENTENCE = re.compile(r"(?<!\bFig)(?<!\bFigs)(?<!\bEq)(?<!\bApp)(?<!\bal)\. |: ")
 """The end of the first sentence of a comment; the full stop of an abbreviation does not count."""
 
 
-def rows_of(kind: str) -> list[tuple[str, str]]:
+def rows_of(kind: str) -> dict[str, str]:
     """Names and one line about each.
 
     Args:
         kind: A key of :data:`COMMANDS`.
     """
-    return sorted(COMMANDS[kind][1]())
+    if kind in ("configs", "suites"):
+        return dict(_files(CONFIGS / "suites" if kind == "suites" else CONFIGS))
+    rows: dict[str, str] = json.loads(CLASSES.read_text(encoding="utf-8"))[kind]
+    return rows
 
 
 def show(kind: str) -> str:
@@ -40,30 +53,12 @@ def show(kind: str) -> str:
         kind: A key of :data:`COMMANDS`.
     """
     rows = rows_of(kind)
-    width = max(len(name) for name, _ in rows)
-    lines = [f"{name:{width}}  {line}".rstrip() for name, line in rows]
-    return "\n".join([*lines, "", COMMANDS[kind][0], ""])
+    width = max(map(len, rows))
+    lines = [f"{name:{width}}  {rows[name]}".rstrip() for name in sorted(rows)]
+    return "\n".join([*lines, "", COMMANDS[kind], ""])
 
 
-def _classes(base: type) -> Rows:
-    """The public classes that derive from a base class,
-    each with the first line of its docstring.
-    """
-    for name, found in public_classes().items():
-        if not isinstance(found, type) or found is base or inspect.isabstract(found):
-            continue
-        if issubclass(found, base):
-            yield name, (found.__doc__ or "").partition("\n")[0].replace("``", "")
-
-
-def _datasets() -> Rows:
-    yield from _classes(DataSource)
-    for name, spec in SPECS.items():
-        yield name, f"{spec.num_classes} classes, shape {' x '.join(map(str, spec.in_shape))}"
-    yield IMAGE_FOLDER, "a folder of your own: root/train/<class>/ and root/test/<class>/"
-
-
-def _files(folder: Path = CONFIGS) -> Rows:
+def _files(folder: Path) -> Iterator[tuple[str, str]]:
     """Files of the package with the comment at the top of each, up to its first full stop or
     colon.
     """
@@ -72,27 +67,3 @@ def _files(folder: Path = CONFIGS) -> Rows:
             comment = re.match(r"(?:#.*\n)*", path.read_text(encoding="utf-8"))
             words = comment[0].replace("#", " ").split() if comment else []
             yield name, _SENTENCE.split(" ".join(words))[0].rstrip(".")
-
-
-COMMANDS: dict[str, tuple[str, Callable[[], Rows]]] = {
-    "methods": (
-        "use: --model NAME; its keys: lightning-fedssl fit --model.help NAME",
-        lambda: _classes(FederatedAlgorithm),
-    ),
-    "configs": ("use: --config NAME; several are merged in order", _files),
-    "suites": ("use: lightning-fedssl compare NAME", lambda: _files(CONFIGS / "suites")),
-    "datasets": (
-        "use: --data.dataset NAME; options of a class: --data.dataset.OPTION VALUE",
-        _datasets,
-    ),
-    "partitions": (
-        "use: --data.partition NAME; its keys: lightning-fedssl fit --data.partition.help NAME",
-        lambda: _classes(Partition),
-    ),
-    "availability": (
-        "use: --trainer.faults.availability NAME; keys: lightning-fedssl fit "
-        "--trainer.faults.availability.help NAME",
-        lambda: _classes(Availability),
-    ),
-}
-"""The listing commands: a hint how to use a name, and the function that finds the rows."""

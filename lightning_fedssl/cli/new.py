@@ -93,7 +93,7 @@ def write_method(name: str, folder: Path) -> list[Path]:
         raise FileExistsError(
             f"{existing[0]} is there already: give another name, or another --folder"
         )
-    if name in dict(listing.rows_of("methods")) or find_spec(module) is not None:
+    if name in listing.rows_of("methods") or find_spec(module) is not None:
         raise ValueError(
             f"there is a method or a module {module} of this name already: give another name"
         )
