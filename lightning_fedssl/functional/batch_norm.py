@@ -27,7 +27,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.hooks import RemovableHandle
 
 from lightning_fedssl.functional.frozen import frozen_names
 from lightning_fedssl.functional.recorded import Recorded, Values
@@ -68,38 +67,6 @@ def batch_norm_layers(network: nn.Module) -> dict[str, _BatchNorm]:
         for name, module in network.named_modules()
         if isinstance(module, _BatchNorm) and f"{name}.running_mean".lstrip(".") not in frozen
     }
-
-
-def accept_single_values(network: nn.Module) -> list[RemovableHandle]:
-    """Let every batch norm of a network train on a single value per channel: it then normalises
-    with its buffers, as in evaluation.
-
-    Such a batch is one sample, or one image in a layer of 1x1 pixels, e.g. the last batch of a
-    client's epoch. It has no variance; torch refuses it, which would end the run.
-
-    Args:
-        network: The network, of any layers; copies of it have the rule, too.
-
-    Returns:
-        The handles that take the rule away again.
-    """
-    handles = []
-    for layer in batch_norm_layers(network).values():
-        handles.append(layer.register_forward_pre_hook(_evaluate_single))
-        handles.append(layer.register_forward_hook(_train_again, always_call=True))
-    return handles
-
-
-def _evaluate_single(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    single = layer.training and bool(inputs) and inputs[0].numel() == inputs[0].shape[1]
-    vars(layer)["evaluates_single"] = single
-    if single:
-        layer.training = False
-
-
-def _train_again(layer: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
-    if vars(layer).pop("evaluates_single", False):
-        layer.training = True
 
 
 def has_static_batch_norm(network: nn.Module) -> bool:

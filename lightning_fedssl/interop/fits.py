@@ -32,7 +32,6 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.datasets import shortened
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sums
-from lightning_fedssl.functional.batch_norm import accept_single_values
 from lightning_fedssl.functional.by_name import prefixed
 from lightning_fedssl.functional.frozen import freeze, personal_names
 from lightning_fedssl.functional.returned import loss_of
@@ -40,6 +39,7 @@ from lightning_fedssl.interop.loaders import LoaderData, Loaders, samples_of, se
 from lightning_fedssl.interop.run_logger import RunLogger, quiet
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import NetworkFactory
+from lightning_fedssl.models.network import accept_single_values
 from lightning_fedssl.state import ClientUpdate, load_state
 from lightning_fedssl.storage.checkpoint_file import is_plain
 

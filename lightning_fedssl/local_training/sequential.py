@@ -32,7 +32,7 @@ from lightning_fedssl.functional.optimizer_states import (
     set_learning_rate,
 )
 from lightning_fedssl.functional.optimizers import steps_are_alike
-from lightning_fedssl.functional.recorded import Recorded, Values
+from lightning_fedssl.functional.recorded import Function, Recorded, Values
 from lightning_fedssl.functional.returned import LossError, check_type, loss_of
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors
@@ -267,17 +267,20 @@ class Loop:
                 fabric.clip_gradients(
                     algorithm, self.scaled, max_norm=max_norm, error_if_nonfinite=False
                 )
-            add_to_gradients(corrected)
+            if corrected:
+                add_to_gradients(corrected)
             self.scaled.step()
             return [*values, (loss.detach(), "", len(next(iter(batch.values()))))]
 
-        name = f"{type(algorithm).__name__}.{function}"
-        recorded = Recorded(update, name, may_record(algorithm, optimizer))
+        step_of: Function = update
+        if fabric.device.type == "cuda":
+            name = f"{type(algorithm).__name__}.{function}"
+            step_of = Recorded(update, name, may_record(algorithm, optimizer))
         losses = defaultdict(list)
         for step, batch in enumerate(work):
             if algorithm.step_factors:
                 set_learning_rate(optimizer, algorithm.step_factors[step])
-            for value, logged, weight in recorded(batch, step):
+            for value, logged, weight in step_of(batch, step):
                 if logged:
                     algorithm.log(logged, value, batch_size=weight)
                 else:

@@ -9,11 +9,16 @@ from torch import nn
 
 from lightning_fedssl.models.layers import (
     DEFAULT_GROUPS,
-    MaxPool2d,
     NormKind,
     norm_layers,
 )
-from lightning_fedssl.models.network import GlobalAverage, InShape, LayeredNetwork, Layers
+from lightning_fedssl.models.network import (
+    GlobalAverage,
+    InShape,
+    LayeredNetwork,
+    Layers,
+    MaxPool2d,
+)
 
 
 class CNN(LayeredNetwork):

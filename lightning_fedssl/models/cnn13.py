@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_fedssl.models.layers import DEFAULT_GROUPS, NormKind, max_pool, norm_layers
-from lightning_fedssl.models.network import InShape, Network
+from lightning_fedssl.models.layers import DEFAULT_GROUPS, NormKind, norm_layers
+from lightning_fedssl.models.network import InShape, Network, max_pool
 
 
 class CNN13(Network):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from lightning_fedssl.models.layers import DEFAULT_GROUPS, NormKind, max_pool, norm_layers
-from lightning_fedssl.models.network import InShape, Network
+from lightning_fedssl.models.layers import DEFAULT_GROUPS, NormKind, norm_layers
+from lightning_fedssl.models.network import InShape, Network, max_pool
 
 
 class EMNISTCNN(Network):

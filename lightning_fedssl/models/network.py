@@ -1,5 +1,5 @@
-"""The base class of this package's networks, and the function that builds the configured network
-for the data.
+"""The base classes of this package's networks, the pooling that they share, and the function that
+builds the configured network for the data.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.hooks import RemovableHandle
 
-from lightning_fedssl.functional.batch_norm import accept_single_values, evaluating
+from lightning_fedssl.functional.batch_norm import batch_norm_layers, evaluating
 from lightning_fedssl.functional.by_name import first_number, only
 
 InShape = tuple[int, ...]
@@ -94,6 +96,37 @@ class GlobalAverage(nn.Module):
         return x.mean((2, 3))
 
 
+def max_pool(x: Tensor) -> Tensor:
+    """``F.max_pool2d(x, 2)``.
+
+    torch's CPU kernel compares one number at a time, and takes as long as a convolution of a small
+    network. Labelling, statistics and evaluation need no gradient: there, larger numbers of
+    neighbours are taken for whole rows.
+
+    Args:
+        x: ``(batch, channels, height, width)``.
+
+    Returns:
+        ``(batch, channels, height // 2, width // 2)``.
+    """
+    if torch.is_grad_enabled() or x.device.type != "cpu" or not x.is_contiguous():
+        return F.max_pool2d(x, 2)
+    height, width = (size // 2 * 2 for size in x.shape[-2:])
+    pairs = torch.maximum(x[..., :height, 0:width:2], x[..., :height, 1:width:2])
+    return torch.maximum(pairs[..., ::2, :], pairs[..., 1::2, :])
+
+
+class MaxPool2d(nn.MaxPool2d):
+    """:func:`max_pool` as a layer."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The largest of each 2 x 2 pixels, ``(batch, channels, height // 2, width // 2)``."""
+        return max_pool(input)
+
+
 class _OurNetwork(Protocol):
     """A class of this package; its named arguments come from the data, so the configuration has no
     keys for them.
@@ -147,6 +180,34 @@ def build_network(
     _check_output(network, out_shape or (num_classes,), in_shape)
     accept_single_values(network)
     return network
+
+
+def accept_single_values(network: nn.Module) -> list[RemovableHandle]:
+    """Let every batch norm of a network train on a single value per channel: it then normalises
+    with its buffers, as in evaluation.
+
+    Such a batch is one sample, or one image in a layer of 1x1 pixels, e.g. the last batch of a
+    client's epoch. It has no variance; torch refuses it, which would end the run.
+
+    Args:
+        network: The network, of any layers; copies of it have the rule, too.
+
+    Returns:
+        The handles that take the rule away again.
+    """
+    layers = batch_norm_layers(network).values()
+    return [layer.register_forward_pre_hook(_evaluate_single) for layer in layers]
+
+
+def _evaluate_single(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    if layer.training and inputs and inputs[0].numel() == inputs[0].shape[1]:
+        layer.training = False
+
+        def train_again(*_: object) -> None:
+            layer.training = True
+            handle.remove()
+
+        handle = layer.register_forward_hook(train_again, always_call=True)
 
 
 def _constructed(

@@ -12,13 +12,12 @@ from torch.nn import functional as F
 
 from lightning_fedssl.models.layers import (
     DEFAULT_GROUPS,
-    MaxPool2d,
     NormKind,
     NormLayers,
     draw_by_fan_out,
     norm_layers,
 )
-from lightning_fedssl.models.network import InShape, LayeredNetwork, Layers, Network
+from lightning_fedssl.models.network import InShape, LayeredNetwork, Layers, MaxPool2d, Network
 
 
 class _BasicBlock(nn.Module):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from lightning_fedssl.models.layers import MaxPool2d
-from lightning_fedssl.models.network import InShape, LayeredNetwork
+from lightning_fedssl.models.network import InShape, LayeredNetwork, MaxPool2d
 
 
 class SVHNCNN(LayeredNetwork):

@@ -11,7 +11,8 @@ from lightning_fedssl.models import (
     StaticBatchNorm2d,
     make_norm,
 )
-from lightning_fedssl.models.layers import MaxPool2d, max_pool, num_groups
+from lightning_fedssl.models.layers import num_groups
+from lightning_fedssl.models.network import MaxPool2d, max_pool
 
 NORMS: tuple[NormKind, ...] = get_args(NormKind)
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from lightning_fedssl.data.partition.base import Partition
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
-from lightning_fedssl.functional.batch_norm import accept_single_values
 from lightning_fedssl.models.layers import NormKind, StaticBatchNorm2d, make_norm
+from lightning_fedssl.models.network import accept_single_values
 from tests.algorithms.helpers import METHODS
 from tests.toy import labeled_clients, toy_fedavg, toy_trainer, weights
 
