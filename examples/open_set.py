@@ -89,7 +89,9 @@ class KnownOrNot(FederatedCallback):
         data = trainer.datamodule
         if "test/accuracy" in metrics and isinstance(data.source, OpenSet):
             known = torch.cat([images for images, _ in data.evaluation_batches("test")])
-            unknown = data.views.plain(data.source.unknown, torch.zeros(0, dtype=torch.int64))
+            unknown = data.inputs.views().plain(
+                data.source.unknown, torch.zeros(0, dtype=torch.int64)
+            )
             sure = [_confidence(algorithm, images) for images in (known, unknown)]
             truth = torch.cat([torch.full((len(s),), 1 - i) for i, s in enumerate(sure)])
             metrics["test/auroc_known"] = float(binary_auroc(torch.cat(sure), truth))

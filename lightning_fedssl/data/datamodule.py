@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,32 +17,24 @@ from torch.utils.data import Dataset
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data import datasets, image_files
-from lightning_fedssl.data.augment.custom import BatchView, check_still, check_view, views_of
-from lightning_fedssl.data.augment.views import STRONG, WEAK
+from lightning_fedssl.data.augment.custom import BatchView
 from lightning_fedssl.data.class_shares import ROUGH, ClassShares, SiteShares, true_counts
-from lightning_fedssl.data.datasets import ImageSplit, Moments, shortened
-from lightning_fedssl.data.features import (
-    FeatureExtractor,
-    views_of_features,
-)
+from lightning_fedssl.data.datasets import ImageSplit, content_hash
+from lightning_fedssl.data.evaluated import Evaluated, new_batches, new_files
 from lightning_fedssl.data.held_out import choose_rows, limit_test
-from lightning_fedssl.data.local_data import LocalData, Views
+from lightning_fedssl.data.inputs import Inputs
+from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.data.partition.base import Iid, Partition
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition.natural import NaturalClients
 from lightning_fedssl.data.partition.statistics import statistics
-from lightning_fedssl.data.sources.arrays import Arrays, Datasets
+from lightning_fedssl.data.settings import check_inputs, check_values, source_of
+from lightning_fedssl.data.sources.arrays import Datasets
 from lightning_fedssl.data.sources.base import DataSource, LoadedData, check_loaded, measure
-from lightning_fedssl.data.sources.image_lists import ImageFolder, ImageTable
-from lightning_fedssl.data.sources.lightning_data import FromLightning
 from lightning_fedssl.data.sources.reading import Reading
-from lightning_fedssl.data.sources.table import Table
 from lightning_fedssl.models.backbones import Backbone
 from lightning_fedssl.storage.other_names import NamesKeys
 from lightning_fedssl.task import Classification, Task
-
-_HASHED_AT_ONCE = 1024
-"""Samples of which bytes are copied at a time."""
 
 _OF_SETUP = (
     "source",
@@ -212,27 +202,39 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         self.class_shares = class_shares
         self.shares: dict[int, SiteShares] = {}
         self.stated: ClassShares | None = None
-        self._check_settings()
-        self.source = self._source_of(dataset)
-        self.reading = Reading() if self.source is None else self.source.reading
-        if self.source is None:
-            self.spec = datasets.SPECS[datasets.canonical_name(str(dataset))]
+        check_values(vars(self))
+        self._use(self._source_of(dataset), str(dataset))
+
+    def _use(self, source: DataSource | None, name: str) -> None:
+        """Take a source of data, or a data set by its name; refuse settings that do not fit it."""
+        self.source = source
+        self.reading = Reading() if source is None else source.reading
+        if source is None:
+            self.spec = datasets.SPECS[datasets.canonical_name(name)]
         else:
-            self.source.cache_dir = cache_dir
-            self.source.task = self.task
-            self.spec = self.source.describe()
-        if self.task.per_pixel and backbone is not None:
-            raise ValueError(
-                "data.backbone: a target for every pixel needs the stored pixels; leave it out"
-            )
-        if isinstance(normalize, dict) and (
-            backbone is not None or set(map(len, normalize.values())) != {self.spec.in_shape[0]}
-        ):
-            raise ValueError(
-                f"data.normalize needs a mean and a std for each of {self.spec.in_shape[0]} "
-                "channels; a backbone takes its own as data.backbone.init_args.mean and .std"
-            )
-        self._views_of_samples()  # refuses wrong names before anything is set up
+            source.cache_dir = self.cache_dir
+            source.task = self.task
+            self.spec = source.describe()
+        check_inputs(vars(self), self.spec)
+        self.inputs = self._make_inputs()
+
+    def _source_of(
+        self, dataset: DataSource | LightningDataModule | str | Path
+    ) -> DataSource | None:
+        """The source of data that is given by class, file or folder; None for a name."""
+        return source_of(dataset, self.root, self.image_size, getattr(self.backbone, "size", None))
+
+    def _make_inputs(self) -> Inputs:
+        """How the samples of the present specification become inputs of the network."""
+        return Inputs(
+            self.spec,
+            self.weak,
+            self.strong,
+            self.normalize,
+            self.task.per_pixel,
+            self.backbone,
+            self.cache_dir,
+        )
 
     @classmethod
     def from_datasets(  # type: ignore[override]
@@ -277,88 +279,14 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         if isinstance(validation, (int, float, str)):
             rest = {"validation": validation, **rest}
             validation = None
-        parts: Any = {
-            "train": train,
-            "test": test,
-            "unlabeled": unlabeled,
-            "validation": validation,
-        }
-        source = Datasets(
-            **parts, client_ids=client_ids, test_client_ids=test_client_ids,
-            unlabeled_client_ids=unlabeled_client_ids, class_names=class_names,
-        )  # fmt: skip
+        samples: Any = (train, test, unlabeled, validation)
+        identifiers: Any = (client_ids, test_client_ids, unlabeled_client_ids, class_names)
+        source = Datasets(*samples, *identifiers)
         if any(source.ids[part] is not None for part in ("train", "unlabeled")):
             source.task = rest.get("task") or source.task
             count = len(source.load().spec.client_names)
             rest = {"partition": NaturalClients(), "num_clients": count, **rest}
         return cls(source, **rest)
-
-    def _check_settings(self) -> None:
-        """Refuses values that a configuration's types cannot."""
-        if not isinstance(self.task, Task):
-            raise ValueError(f"data.task is {self.task!r}; in Python give an object: MultiLabel()")
-        numbers = ("num_clients", "server_batch_size", "client_batch_size", "eval_batch_size")
-        unset = ("image_size", "max_train_images", "max_test_images")
-        optional = {"num_labels": "all", **dict.fromkeys(unset)}
-        for key in (*numbers, *optional):
-            value = getattr(self, key)
-            if key in optional and value == optional[key]:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 10**18:
-                also = ', or "all"' if key == "num_labels" else ""
-                raise ValueError(
-                    f"data.{key} must be a whole number from 1 to 1e18{also}; got "
-                    f"{shortened(value)}"
-                )
-        locations = ("server", "clients")
-        names = {"label_location": locations, "weak": WEAK, "strong": STRONG}
-        for key, choices in names.items():
-            if isinstance(value := getattr(self, key), str) and value not in choices:
-                raise ValueError(
-                    f"data.{key} must be one of {', '.join(choices)}; got {shortened(value)}"
-                )
-        if isinstance(self.normalize, dict) and self.normalize.keys() != {"mean", "std"}:
-            raise ValueError(
-                "data.normalize must be true, false, or {mean: [...], std: [...]}; got "
-                f"{shortened(self.normalize)}"
-            )
-        held_out = self.validation
-        if held_out != "test" and not (isinstance(held_out, (int, float)) and 0 <= held_out < 1):
-            raise ValueError(
-                'data.validation must be a fraction from 0 to below 1, or "test"; got '
-                f"{self.validation}"
-            )
-        if not isinstance(self.partition, Partition):
-            raise ValueError(
-                f"data.partition is {self.partition!r}; in Python give an object such as "
-                "Dirichlet(0.3)"
-            )
-
-    def _source_of(
-        self, dataset: DataSource | LightningDataModule | str | Path
-    ) -> DataSource | None:
-        """The source of data that is given by class, file or folder; None for a name."""
-        size = self.image_size or getattr(self.backbone, "size", None)
-        source: DataSource | None = None
-        if isinstance(dataset, DataSource):
-            source = dataset
-        elif isinstance(dataset, LightningDataModule):
-            source = FromLightning(dataset)
-        elif (file := Path(dataset)).suffix in (".csv", ".npz") and file.is_file():
-            if size is not None and file.suffix == ".csv":
-                return ImageTable(str(file), size)
-            source = Table(str(file)) if file.suffix == ".csv" else Arrays(str(file))
-        elif datasets.canonical_name(str(dataset)) == datasets.IMAGE_FOLDER:
-            if size is None:
-                raise ValueError(
-                    "data.image_size: image_folder needs the side of its images in pixels, e.g. 32"
-                )
-            return ImageFolder(self.root, size)
-        if self.image_size is not None:
-            raise ValueError(
-                "data.image_size is for image_folder and a .csv file of images; leave it out"
-            )
-        return source
 
     @property
     def num_classes(self) -> int:
@@ -391,19 +319,7 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         """Shape of a sample, of an image its channels, height and width; known before
         :meth:`setup`.
         """
-        if self.backbone is not None:
-            return (self._width,)
-        return self.spec.in_shape
-
-    @cached_property
-    def _extractor(self) -> FeatureExtractor:
-        assert self.backbone is not None
-        return FeatureExtractor(self.backbone, self._views_of_samples(), self.cache_dir)
-
-    @cached_property
-    def _width(self) -> int:
-        """Features of a sample."""
-        return self._extractor.width(self.spec.in_shape, self.spec.pixels)
+        return self.spec.in_shape if self.backbone is None else (self.inputs.width,)
 
     @property
     def has_validation(self) -> bool:
@@ -441,8 +357,6 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         loaded = check_loaded(LoadedData(*self._load()), name, self.task)
         self.spec = loaded.spec
         self._report(loaded)
-        for stale in ("_extractor", "_width"):
-            vars(self).pop(stale, None)
         self._train = loaded.train
         strata = self.strata(loaded.test)
         self._test = limit_test(
@@ -450,18 +364,11 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         )
         self._own_validation = None if self.validation in ("test", 0) else loaded.validation
         self._own_hash: str | None = None
-        self._before_backbone: Tensor | None = None
         self._partition(seed)
-        views = self._views_of_samples()
-        for key, view in (("weak", self.weak), ("strong", self.strong)):
-            if not isinstance(view, str):
-                check_view(getattr(views, key), self._train.images[:3], f"data.{key}")
-        if self.task.per_pixel and not isinstance(self.strong, str):
-            check_still(views.strong, self.spec)
+        self.inputs = self._make_inputs()
+        self.inputs.check(self._train.images[:3])
         if self.backbone is not None:
             self._replace_by_features()
-        self.views = self._make_views()
-        self._double_views: Views | None = None
         self.seed = seed
         self._set_up_with = wanted
 
@@ -582,12 +489,15 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         found = self.features(self._train.images[used])
         features = torch.zeros(len(self._train.images), *found.shape[1:])
         features[used] = found
-        self._moments = measure(found[:, 0])
         self._train = replace(self._train, images=features)
-        self._before_backbone = self._test.images
-        self._test = replace(self._test, images=self._extractor(self._test.images))
-        if (own := self._own_validation) is not None:
-            self._own_validation = replace(own, images=self._extractor(own.images))
+        self._test = self._with_features(self._test)
+        if self._own_validation is not None:
+            self._own_validation = self._with_features(self._own_validation)
+        self.inputs = replace(self.inputs, moments=measure(found[:, 0]))
+
+    def _with_features(self, split: ImageSplit) -> ImageSplit:
+        """A split with plain features for its samples."""
+        return replace(split, images=self.inputs.extractor(split.images))
 
     def features(self, samples: Tensor) -> Tensor:
         """Features of ``data.backbone`` ``(n, views, d)``: of the plain view, and of weak and
@@ -596,7 +506,7 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         Args:
             samples: ``(n, ...)``, as they are stored.
         """
-        return self._extractor(samples, augmented=True)
+        return self.inputs.extractor(samples, augmented=True)
 
     def to(self, device: torch.device | str) -> None:
         """Moves the images and all indices to a device, once.
@@ -643,7 +553,7 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
             labels=self._train.labels[labeled],
             unlabeled=unlabeled,
             batch_size=self.server_batch_size if is_server else self.client_batch_size,
-            views=self._views_in(dtype),
+            views=self.inputs.views(dtype),
             dtype=dtype,
             shares=self.shares.get(party),
         )
@@ -664,20 +574,16 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
                 see every image once.
             only: Places among the images, in the order that is wanted; all if left out.
         """
-        rank, ranks = shard
-        source, indices = self._evaluated(stage)
-        chosen = indices if only is None else indices[only.to(indices.device)]
-        for batch in torch.split(chosen, self.eval_batch_size)[rank::ranks]:
-            if len(batch):
-                yield self._plain(source.images[batch], dtype), source.labels[batch]
+        for images, labels in self._evaluated(stage).batches(self.eval_batch_size, shard, only):
+            yield self.inputs.plain(images, dtype), labels
 
-    def _evaluated(self, stage: Literal["validate", "test"]) -> tuple[ImageSplit, Tensor]:
-        """The images that a stage evaluates: a split, and indices into it."""
-        if stage == "validate" and self.validation != "test" and self._own_validation is None:
-            return self._train, self._validation
-        own = self._own_validation if stage == "validate" else None
-        source = self._test if own is None else own
-        return source, torch.arange(len(source.labels), device=source.labels.device)
+    def _evaluated(self, stage: Literal["validate", "test"]) -> Evaluated:
+        """The samples that a stage evaluates."""
+        if stage == "validate" and self._own_validation is not None:
+            return Evaluated(self._own_validation)
+        if stage == "validate" and self.validation != "test":
+            return Evaluated(self._train, self._validation)
+        return Evaluated(self._test)
 
     def predict_files(self) -> list[str]:
         """Paths of the images to predict, relative to their folder; none for test images that are
@@ -689,23 +595,12 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         """
         if self.predict_root is None:
             return list(self._test.files)
-        if not self.spec.pixels:
-            raise ValueError(
-                "data.predict_root: samples are numbers that are not 8-bit pixels; leave it out, "
-                "and give data.dataset the new samples as its test samples, prepared as the "
-                "training samples are, with any labels, such as 0"
-            )
-        root = Path(self.predict_root)
-        left_out = Counter[str]()
-        paths = image_files.image_files(root, left_out=left_out)
-        if left_out:
-            self.reading.warn(f"data.predict_root: {root.name}{image_files.described(left_out)}")
-        return [path.relative_to(root).as_posix() for path in paths]
+        return new_files(Path(self.predict_root), self.spec.pixels, self.reading)
 
     def predict_sizes(self) -> list[tuple[int, int]]:
         """Width and height of the files of :meth:`predict_files`, as they are seen."""
-        root = str(self.predict_root or getattr(self.source, "root", ""))
-        return [image_files.upright_size(Path(root, name)) for name in self.predict_files()]
+        root = Path(self.predict_root or str(getattr(self.source, "root", "")))
+        return [image_files.upright_size(root / name) for name in self.predict_files()]
 
     def predict_batches(
         self, dtype: torch.dtype = torch.float32
@@ -723,25 +618,18 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
             yield from self.evaluation_batches("test", dtype)
             return
         device = self.test_labels.device
-        files = self.predict_files()
-        for start in range(0, len(files), self.eval_batch_size):
-            names = files[start : start + self.eval_batch_size]
-            paths = [Path(self.predict_root, name) for name in names]
-            images = image_files.read_images(paths, self.spec.in_shape, key="data.predict_root")
+        root = Path(self.predict_root)
+        size, shape = self.eval_batch_size, self.spec.in_shape
+        for images in new_batches(root, self.predict_files(), size, shape):
             if self.backbone is not None:
-                images = self._extractor(images)
-            unknown = torch.full((len(names),), -1, device=device)
-            yield self._plain(images.to(device), dtype), unknown
+                images = self.inputs.extractor(images)
+            unknown = torch.full((len(images),), -1, device=device)
+            yield self.inputs.plain(images.to(device), dtype), unknown
 
     @property
     def test_images(self) -> Tensor:
         """The test images, ``(images, *in_shape)``."""
         return self._test.images
-
-    @property
-    def test_samples(self) -> Tensor:
-        """The test samples as they were read, before a backbone, ``(samples, ...)``."""
-        return self._test.images if self._before_backbone is None else self._before_backbone
 
     @property
     def test_labels(self) -> Tensor:
@@ -751,8 +639,7 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
     @property
     def validation_labels(self) -> Tensor:
         """Labels of the validation images, ``(images,)``; none without validation."""
-        source, rows = self._evaluated("validate")
-        return source.labels[rows]
+        return self._evaluated("validate").labels
 
     def client_test_indices(self, client: int) -> Tensor | None:
         """Indices of a client's own test images among all test images; None if clients have none of
@@ -791,14 +678,7 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         if self.source is None:
             return ""
         if self._own_hash is None:
-            digest = hashlib.sha256()
-            for split in (self._train, self._test, self._own_validation):
-                parts = (
-                    () if split is None else (split.labels, *split.images.split(_HASHED_AT_ONCE))
-                )
-                for part in parts:
-                    digest.update(part.cpu().contiguous().numpy().tobytes())
-            self._own_hash = digest.hexdigest()
+            self._own_hash = content_hash(self._train, self._test, self._own_validation)
         return self._own_hash
 
     def unlabeled_pool(self) -> Tensor:
@@ -817,52 +697,6 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         """
         return self._outside_server
 
-    def _plain(self, images: Tensor, dtype: torch.dtype) -> Tensor:
-        """The plain view of some images."""
-        no_keys = torch.zeros(0, dtype=torch.int64, device=images.device)
-        return self._views_in(dtype).plain(images, no_keys).to(dtype)
-
-    def _views_in(self, dtype: torch.dtype) -> Views:
-        """The views that compute in a floating type: 64-bit ones for 64-bit training, else 32-bit
-        ones.
-        """
-        if dtype != torch.float64:
-            return self.views
-        self._double_views = self._double_views or self._make_views(torch.float64)
-        return self._double_views
-
-    def _make_views(self, dtype: torch.dtype = torch.float32) -> Views:
-        if self.backbone is not None:
-            return views_of_features(self.input_normalization, self._extractor.counts, dtype)
-        return self._views_of_samples(dtype)
-
-    def _views_of_samples(self, dtype: torch.dtype = torch.float32) -> Views:
-        """The views of stored samples, before a backbone or a change of size."""
-        mean, std = self.normalization
-        spec = replace(self.spec, mean=mean, std=std)
-        return views_of(spec, self.weak, self.strong, dtype, self.task.per_pixel)
-
-    @property
-    def normalization(self) -> Moments:
-        """Mean and deviation by channel by which stored samples are normalised.
-
-        A backbone normalises pixels itself.
-        """
-        if isinstance(self.normalize, dict):
-            return tuple(self.normalize["mean"]), tuple(self.normalize["std"])
-        if self.normalize and not (self.spec.pixels and self.backbone is not None):
-            return self.spec.mean, self.spec.std
-        return _unchanged(self.spec.in_shape[0])
-
-    @property
-    def input_normalization(self) -> Moments:
-        """Mean and deviation of what the network receives: of samples, or of features; known after
-        :meth:`setup`.
-        """
-        if self.backbone is None:
-            return self.normalization
-        return self._moments if self.normalize else _unchanged(self.in_shape[0])
-
     @property
     def constants_of_clients(self) -> list[str]:
         """The constants that are computed from the samples of clients, too: a sentence with the
@@ -876,11 +710,6 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
                 "{mean: [...], std: [...]} (of a backbone's features there are none), or false."
             )
         return found
-
-
-def _unchanged(width: int) -> Moments:
-    """Mean and deviation that change nothing."""
-    return (0.0,) * width, (1.0,) * width
 
 
 def require_federated(datamodule: object) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import hashlib
 import importlib
 import re
 import string
@@ -49,6 +50,20 @@ class ImageSplit:
     def to(self, device: torch.device) -> ImageSplit:
         """The same on a device; identifiers of clients stay where they are."""
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+
+
+def content_hash(*splits: ImageSplit | None) -> str:
+    """SHA-256 over samples and labels of those splits that there are."""
+    digest = hashlib.sha256()
+    for split in splits:
+        if split is not None:
+            for part in (split.labels, *split.images.split(_HASHED_AT_ONCE)):
+                digest.update(part.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+_HASHED_AT_ONCE = 1024
+"""Samples of which bytes are copied at a time."""
 
 
 @dataclass(frozen=True)

@@ -182,12 +182,12 @@ class OwnData:
             labels=check_labels(labels, spec.num_classes, str(path)),
             unlabeled=without_label,
             batch_size=datamodule.client_batch_size,
-            views=datamodule._make_views(),
+            views=datamodule.inputs.views(),
         )
 
     def local_data(self, round_index: int, dtype: torch.dtype) -> LocalData:
         """What the client may train on in a round."""
-        views = self._datamodule._make_views(dtype)
+        views = self._datamodule.inputs.views(dtype)
         return replace(self._data, round=round_index, dtype=dtype, views=views)
 
 

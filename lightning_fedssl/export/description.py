@@ -95,7 +95,7 @@ def describe_data(data: FederatedDataModule) -> Description:
         **({"target_normalization": unit} if unit else {}),
         "class_names": list(data.spec.class_names),
         "input": "pixels" if data.spec.pixels and data.backbone is None else "numbers",
-        "normalization": _by_name(data.input_normalization),
+        "normalization": _by_name(data.inputs.normalization),
         **({"inputs": list(map(dict, data.spec.inputs))} if data.spec.inputs else {}),
     }
 
@@ -139,7 +139,7 @@ def _describe_backbone(data: FederatedDataModule) -> Description:
         **_named(data.backbone, {}),
         "in_shape": list(spec.in_shape),
         "input": "pixels" if spec.pixels else "numbers",
-        "normalization": _by_name(data.normalization),
+        "normalization": _by_name(data.inputs.of_samples),
     }
 
 

@@ -312,7 +312,7 @@ class HandData(ToyData):
 
     def mean_input(self, index: int) -> float:
         """What Line sees of an image in 64 bits: its normalised grey level."""
-        level = self._views_in(torch.float64).plain(
+        level = self.inputs.views(torch.float64).plain(
             self._train.images[index : index + 1], torch.zeros(0, dtype=torch.int64)
         )[0, 0, 0, 0]
         assert float(level) == pytest.approx((float(LEVELS[index]) / 255 - 0.5) / 0.25, rel=1e-6)

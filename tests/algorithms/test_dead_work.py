@@ -30,9 +30,9 @@ class Counting(FederatedCallback):
 
     def on_fit_start(self, trainer: Any, algorithm: Any) -> None:
         algorithm.network.register_forward_pre_hook(self._forward)
-        views: Views = trainer.datamodule.views
+        views: Views = trainer.datamodule.inputs.views()
         counted = {name: self._counted(name, getattr(views, name)) for name in ("plain", "weak", "strong")}
-        trainer.datamodule.views = replace(views, **counted)
+        vars(trainer.datamodule.inputs)["views"] = lambda dtype: replace(views, **counted)
 
     def on_round_start(self, trainer: Any, algorithm: Any) -> None:
         self.images.clear()

@@ -14,23 +14,27 @@ from lightning_fedssl import sampling
 from lightning_fedssl.data import datasets
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
+from lightning_fedssl.data.inputs import Inputs
 from lightning_fedssl.data.local_data import LocalData, Views
 from lightning_fedssl.data.partition.base import Dirichlet, FromFile, Shards
 from tests.data.helpers import own, samples, set_up
 from tests.toy import ToyData
 
 TRAIN = 1442  # training images of digits
-make_real_views = FederatedDataModule._make_views
+make_real_views = Inputs.views
 
 
 def scaled(images: Tensor, keys: Tensor) -> Tensor:
     return images.float() / 255
 
 
+VIEWS = Views(scaled, scaled, scaled)
+
+
 @pytest.fixture(autouse=True)
 def plain_views(monkeypatch: pytest.MonkeyPatch) -> None:
     """The views are another module's matter: all three are the image scaled to 0..1."""
-    monkeypatch.setattr(FederatedDataModule, "_make_views", lambda self, *dtype: Views(scaled, scaled, scaled))
+    monkeypatch.setattr(Inputs, "views", lambda self, *dtype: VIEWS)
 
 
 def make(**settings: Any) -> FederatedDataModule:
@@ -97,13 +101,12 @@ def test_scrambled_hidden_labels_change_nothing_a_party_sees(tmp_path: Path, mon
     source = FromFile(str(tmp_path / "partition.json"))
     second = make(label_location="clients", partition=source, validation="test")
     assert not torch.equal(first.true_labels(first.unlabeled_pool()), second.true_labels(first.unlabeled_pool()))
-    second.views = first.views
     assert all(equal(a, b) for a, b in zip(parties(first), parties(second), strict=True))
     assert torch.equal(first.unlabeled_pool(), second.unlabeled_pool())
 
 
 def test_views_are_those_of_the_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FederatedDataModule, "_make_views", make_real_views)
+    monkeypatch.setattr(Inputs, "views", make_real_views)
     data = make()
     client = data.local_data(3, 1)
     plain = client.plain(client.unlabeled[:5])
@@ -181,7 +184,7 @@ def test_images_outside_the_server_include_those_of_no_client() -> None:
 
 def test_views_compute_in_the_type_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """64-bit views are not 32-bit ones that were widened."""
-    monkeypatch.setattr(FederatedDataModule, "_make_views", make_real_views)
+    monkeypatch.setattr(Inputs, "views", make_real_views)
     data = make()
     single, double = (data.local_data(0, 1, dtype) for dtype in (torch.float32, torch.float64))
     rows = single.unlabeled[:5]
@@ -278,7 +281,7 @@ def test_test_images_and_new_images_compute_in_the_type_of_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In 64 bits, ``predict`` sees the values that ``test`` sees."""
-    monkeypatch.setattr(FederatedDataModule, "_make_views", make_real_views)
+    monkeypatch.setattr(Inputs, "views", make_real_views)
     Image.fromarray(np.full((8, 8), 77, dtype=np.uint8)).save(tmp_path / "new.png")
     (tmp_path / "new.heic").write_bytes(b"")
     data = make(predict_root=str(tmp_path))

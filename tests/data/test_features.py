@@ -66,7 +66,7 @@ def test_features_take_the_place_of_samples_and_a_view_is_one_of_several() -> No
     raw = ToyData(max_train_images=60)
     raw.setup()
     pixels = raw._train.images[rows].float() / 255
-    mean, std = map(torch.tensor, data.input_normalization)
+    mean, std = map(torch.tensor, data.inputs.normalization)
     assert torch.allclose(client.plain(rows), (F.avg_pool2d(pixels, 4).flatten(1) - mean) / std, atol=1e-5)
     for view in (client.weak, client.strong):
         drawn = torch.stack([view(rows, f"purpose {n}") for n in range(20)])
@@ -129,7 +129,7 @@ def test_the_exported_network_takes_pixels(tmp_path: Path) -> None:
     export(network, description, tmp_path / "out", "torch_export")
     whole, written = load_network(tmp_path / "out", [__name__])
     images = images_of(torch.arange(3), 2).float() / 255
-    expected = method(data._plain(data._extractor(images_of(torch.arange(3), 2)), torch.float32))
+    expected = method(data.inputs.plain(data.inputs.extractor(images_of(torch.arange(3), 2)), torch.float32))
     assert torch.allclose(whole(images), expected, atol=1e-5)
     exported: nn.Module = torch.export.load(tmp_path / "out/model.pt2").module()
     assert torch.allclose(exported(images), expected, atol=1e-5)

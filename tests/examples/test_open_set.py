@@ -21,7 +21,7 @@ def test_unknown_images_are_at_the_clients_and_the_auroc_is_the_share_of_ordered
     assert (truth[data.split.server_labeled] < 6).all()
     assert (truth[data.split.client_list.unlabeled.values] >= 6).sum() == (truth >= 6).sum() > 500
     known = torch.cat([images for images, _ in data.evaluation_batches("test")])
-    unknown = data.views.plain(source.unknown, torch.zeros(0, dtype=torch.int64))
+    unknown = data.inputs.views().plain(source.unknown, torch.zeros(0, dtype=torch.int64))
     first, second = (model(images).softmax(1).amax(1).detach() for images in (known, unknown))
     pairs = (first[:, None] > second).double() + 0.5 * (first[:, None] == second)
     assert trainer.test(model, data)[0]["test/auroc_known"] == pytest.approx(pairs.mean().item(), abs=1e-6)
