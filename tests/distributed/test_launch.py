@@ -30,6 +30,8 @@ from tests.algorithms import helpers as h
 from tests.toy import ToyData, assert_same, forked, labeled_clients, toy_fedavg, toy_semifl, toy_trainer, weights
 from tests.trainer.helpers import run
 
+BY_NAME = ("semifl_masks", "fl2_labels", "mean_teacher_numbers", "self_training_shares", "fixmatch_shares")
+
 
 def assert_ranks_are_one(tmp_path: Path, make: Any, data: Any, ranks: int, **settings: Any) -> None:
     """Several ranks have the weights and the scalars of one, bit by bit."""
@@ -62,7 +64,7 @@ def assert_ranks_are_one(tmp_path: Path, make: Any, data: Any, ranks: int, **set
         (h.toy_cbafed, h.fully_labeled, 2),
         (h.toy_feddb, h.mixed_clients, 2),
         (h.toy_sage, h.mixed_clients, 2),
-        *((*h.METHODS[name], 2) for name in ("semifl_masks", "fl2_labels", "mean_teacher_numbers")),
+        *((*h.METHODS[name], 2) for name in BY_NAME),
     ],
 )
 def test_ranks_give_the_bits_of_one_in_32_bit_arithmetic(tmp_path: Path, make: Any, data: Any, ranks: int) -> None:
