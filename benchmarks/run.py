@@ -75,10 +75,10 @@ def _contenders(network: str, python: str) -> list[Contender]:
         Contender("lightning_fedssl, 2 ranks", "ours.py", (*chosen, "--devices", "2")),
     ]
     if network == "lr":
-        stacked = (*chosen, "--clients_at_once")
+        at_once = (*chosen, "--clients_at_once")
         ours += [
-            Contender("lightning_fedssl, 50 clients at once", "ours.py", (*stacked, "50")),
-            Contender("lightning_fedssl, 25 clients at once, 2 ranks", "ours.py", (*stacked, "25", "--devices", "2")),
+            Contender("lightning_fedssl, one client after another", "ours.py", (*at_once, "1")),
+            Contender("lightning_fedssl, 25 clients at once, 2 ranks", "ours.py", (*at_once, "25", "--devices", "2")),
         ]
     if network == "cnn":
         ours += _layouts_and_precisions("lightning_fedssl", chosen)

@@ -80,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--network", required=True, help="lr or cnn")
     parser.add_argument("--devices", type=int, default=1, help="ranks")
-    parser.add_argument("--clients_at_once", type=int, default=1)
+    parser.add_argument("--clients_at_once", type=int)
     parser.add_argument("--precision", default="32-true")
     parser.add_argument("--channels_last", action="store_true")
     arguments = parser.parse_args()
@@ -92,7 +92,7 @@ def main() -> None:
         FederatedTrainer(
             max_rounds=10**6, clients_per_round=workload.COHORT, accelerator="cpu", devices=arguments.devices,
             precision=arguments.precision, channels_last=arguments.channels_last, logger=False,
-            clients_at_once=arguments.clients_at_once,
+            clients_at_once=arguments.clients_at_once or "auto",
             callbacks=[Pause(network), FederatedCheckpoint(every_n_rounds=10**6)], enable_progress_bar=False,
             default_root_dir=folder,
         ).fit(FedAvg(network=network, optimizer=sgd), Data())  # fmt: skip

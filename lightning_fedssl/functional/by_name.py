@@ -72,18 +72,32 @@ def shapes_of(state: Mapping[str, Tensor]) -> tuple[tuple[str, torch.Size], ...]
 
 
 def stacked_by_shape(
-    states: Sequence[Mapping[str, Tensor]],
+    states: Sequence[Mapping[str, Tensor]], before: Sequence[Mapping[str, Tensor]] = ()
 ) -> list[tuple[list[int], dict[str, Tensor]]]:
-    """The places of the states of each shape, and these states stacked."""
+    """The places of the states of each shape, and these states stacked.
+
+    Args:
+        states: Tensors by name.
+        before: Stacked states that nobody needs any more. Those of a shape that is made are
+            overwritten: on a CPU large tensors in new memory take several times as long.
+    """
     by_shape: dict[object, list[int]] = {}
     for place, state in enumerate(states):
         by_shape.setdefault(shapes_of(state), []).append(place)
-    return [(rows, stacked([states[row] for row in rows])) for rows in by_shape.values()]
+    memory = {(name, t.shape): t for old in before for name, t in old.items()}
+    parts = []
+    for rows in by_shape.values():
+        part = {}
+        for name, t in states[rows[0]].items():
+            into = memory.pop((name, torch.Size([len(rows), *t.shape])), None)
+            part[name] = _stack([states[row][name] for row in rows], into)
+        parts.append((rows, part))
+    return parts
 
 
-def _stack(tensors: list[Tensor]) -> Tensor:
+def _stack(tensors: list[Tensor], into: Tensor | None = None) -> Tensor:
     if tensors[0].is_contiguous() or tensors[0].dim() != 4:
-        return torch.stack(tensors)
+        return torch.stack(tensors, out=into)
     return torch.stack([t.permute(0, 2, 3, 1) for t in tensors]).permute(0, 1, 4, 2, 3)
 
 

@@ -53,7 +53,7 @@ from lightning_fedssl.local_training.sequential import (
     Loop,
 )
 from lightning_fedssl.local_training.stack_memory import QueuedClients, StackMemory
-from lightning_fedssl.local_training.stacked_step import StackedStep
+from lightning_fedssl.local_training.stacked_step import Part, StackedStep
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import ClientUpdate
 
@@ -193,12 +193,16 @@ class Stack(StackedClients):
         state = rows_of(self.optimizer_state, slice(width))
         optimizer = like(self.template, [leaves[name] for name in self.order], state)
         update = StackedStep(self.phase, leaves, rest, optimizer, corrected(leaves, works))
+        parts: list[Part] = []
         for step in steps:
             if algorithm.step_factors:
                 set_learning_rate(optimizer, algorithm.step_factors[step])
-            parts = stacked_by_shape([work.batch(step) for work in works])
+            batches = [work.batch(step) for work in works]
+            parts = stacked_by_shape(batches, [part for _, part in parts])
             for (rows, _), values in zip(parts, update(parts, step), strict=True):
-                add_logged(self.logged, values, rows)
+                # A value may be a part of the batch, whose memory the next step uses.
+                own = [(value.clone(), name, weight) for value, name, weight in values]
+                add_logged(self.logged, own, rows)
             for _ in works:
                 self.phase.observer.client_batch_ended(step)
         self.optimizer_state = optimizer_state(optimizer)

@@ -18,7 +18,7 @@ from lightning_fedssl.functional.batch_norm import LayerMoments
 from lightning_fedssl.functional.by_name import mapped, taken, tensors_of
 from lightning_fedssl.functional.optimizer_states import load_optimizer_state
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
-from lightning_fedssl.local_training import sequential
+from lightning_fedssl.local_training import cpu_stack_size, sequential
 from lightning_fedssl.local_training.moments import measure_moments
 from lightning_fedssl.local_training.sequential import ClientPhase
 from lightning_fedssl.local_training.split_learning import JointPhase
@@ -194,7 +194,9 @@ class SimulatedFederation(RunFederation):
     def _share(self, present: list[int]) -> list[list[LocalData]]:
         """The data of the clients that this rank trains, in stacks."""
         run = self.run
-        stacks = run.local_training.stacks(present, run.fabric.device)
+        numbers = [self._client_sizes[client] for client in present]
+        auto = cpu_stack_size(run.algorithm, run.local_data(present[0]), numbers) if present else 1
+        stacks = run.local_training.stacks(present, run.fabric.device, auto)
         shares = sampling.share_out(stacks, self._client_sizes, run.world_size)
         return [
             [self.judge.on_data(run.local_data(client)) for client in stack]

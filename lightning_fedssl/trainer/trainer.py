@@ -82,10 +82,11 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         clients_per_round: Clients drawn in a round (C * M in the papers); left out: 10, or all if
             there are fewer.
         clients_at_once: Clients stacked on one device (vectorized training); 1 trains them one
-            after another. ``auto``: 1 on a CPU and for batches that fill a GPU, else 10. On a CPU
-            the clients of a round are divided into as few stacks as possible, each of which one
-            process trains. In split learning (Semi-SFL) it is the number of clients whose parts of
-            the network are stacked; there ``auto`` is all clients on a GPU.
+            after another. ``auto``: on a CPU up to 50 where networks are small and clients alike,
+            else 1; on a GPU 1 for batches that fill it, else 10. On a CPU the clients of a round
+            are divided into as few stacks as possible, each of which one process trains. In split
+            learning (Semi-SFL) it is the number of clients whose parts of the network are stacked;
+            there ``auto`` is all clients on a GPU.
         accelerator: ``cpu``, ``gpu``, ``auto``, ... as in Lightning.
         devices: Number or list of devices on a node; each trains its share of a round's clients.
             Left out: one; the command ``fit`` on the command line takes ``auto`` on a CPU.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lightning_fedssl.functional.by_name import stacked
+from lightning_fedssl.functional.by_name import copied, stacked, stacked_by_shape
 
 
 def test_a_stack_keeps_kernels_with_the_channels_last() -> None:
@@ -12,3 +12,15 @@ def test_a_stack_keeps_kernels_with_the_channels_last() -> None:
     found = stacked([{"kernel": kernel} for kernel in kernels])["kernel"]
     assert torch.equal(found, torch.stack(kernels))
     assert all(kernel.is_contiguous(memory_format=torch.channels_last) for kernel in found)
+
+
+def test_states_are_stacked_into_the_memory_of_those_before() -> None:
+    """Two parts with a name of one shape do not share it."""
+    states = [{"x": torch.randn(5), "y": torch.randn(n)} for n in (3, 3, 2, 2)]
+    first = [part for _, part in stacked_by_shape(states)]
+    places = [part["x"].data_ptr() for part in first]
+    others = [{name: t + 1 for name, t in state.items()} for state in states]
+    expected = [copied(part) for _, part in stacked_by_shape(others)]
+    second = [part for _, part in stacked_by_shape(others, first)]
+    assert {part["x"].data_ptr() for part in second} & {*places}
+    assert all(torch.equal(part[name], t) for part, e in zip(second, expected, strict=True) for name, t in e.items())

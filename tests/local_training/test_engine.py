@@ -15,11 +15,13 @@ from torch.nn import functional as F
 
 from lightning_fedssl.algorithm import JointStep
 from lightning_fedssl.algorithms import FedAvg, SemiFL, SemiSFL
+from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.data import Dirichlet
 from lightning_fedssl.local_training.engine import cuda_stack_size
 from lightning_fedssl.models import MLP
 from tests.algorithms.helpers import toy_semi_sfl
 from tests.local_training.helpers import clients_of
-from tests.toy import ToyData, assert_same, labeled_clients, sgd, toy_semifl, toy_trainer, weights
+from tests.toy import ToyData, assert_same, labeled_clients, sgd, toy, toy_semifl, toy_trainer, weights
 
 
 class ByImage(FedAvg):
@@ -36,10 +38,21 @@ class InList(FedAvg):
         return [super().training_step(batch, batch_idx)]
 
 
+class Reads(FederatedCallback):
+    """Reads the model after every step."""
+
+    def on_client_batch_end(self, trainer: Any, algorithm: Any, batch_idx: int) -> None:
+        assert all(p.isfinite().all() for p in algorithm.parameters())
+
+
 def small(method: type[FedAvg], **kwargs: Any) -> FedAvg:
-    optimizer = kwargs.pop("optimizer", sgd)
-    network = partial(MLP, hidden=(8,))
-    return method(network=network, optimizer=optimizer, num_classes=3, in_shape=(1, 8, 8), **kwargs)
+    given: dict[str, Any] = {
+        "network": partial(MLP, hidden=(8,)),
+        "optimizer": sgd,
+        "num_classes": 3,
+        "in_shape": (1, 8, 8),
+    }
+    return method(**given | kwargs)
 
 
 TRAINERS: dict[str, dict[str, Any]] = {
@@ -60,15 +73,45 @@ def test_the_clients_loss(
     assert "one after another" not in caplog.text
 
 
-def test_auto_on_a_cpu_trains_one_client_after_another(tmp_path: Path) -> None:
-    """With the same bits, which stacked clients do not have."""
-    found = {}
-    for at_once in (1, "auto", 3):
-        algorithm = toy_semifl()
-        toy_trainer(tmp_path / str(at_once), clients_at_once=at_once, max_rounds=1).fit(algorithm, ToyData())
-        found[at_once] = weights(algorithm)
-    assert_same(found["auto"], found[1])
-    assert any(not torch.equal(t, found[3][name]) for name, t in found[1].items())
+class Item(FedAvg):
+    """Claims a step that can be stacked."""
+
+    same_step_every_round = True
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss: Any = super().training_step(batch, batch_idx)
+        return loss * (1 + 0 * loss.item())
+
+
+CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "small and alike": (partial(small, FedAvg), {}, {}),
+    "too few": (partial(small, FedAvg), {"num_clients": 9}, {}),
+    "unlike": (partial(small, FedAvg), {"partition": Dirichlet(alpha=0.5)}, {}),
+    "convolutions": (partial(toy, FedAvg), {}, {}),
+    "large": (partial(small, FedAvg, network=partial(MLP, hidden=(2000,))), {}, {}),
+    "a method of one's own": (partial(small, type("Own", (FedAvg,), {})), {}, {}),
+    "what cannot be stacked": (partial(small, Item), {}, {}),
+    "a callback that reads the model": (partial(small, FedAvg), {}, {"callbacks": [Reads()]}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_auto_on_a_cpu_stacks_small_steps_of_many_alike(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str
+) -> None:
+    """With the result of one client after another: up to rounding where it stacks, and else with the same bits."""
+    build, data, settings = CASES[case]
+    found = []
+    for at_once in (1, "auto"):
+        algorithm = build()
+        given = {"clients_at_once": at_once, "clients_per_round": None, "max_rounds": 2, "precision": "64-true"}
+        trainer = toy_trainer(tmp_path / str(at_once), logger=False, **given, **settings)
+        with caplog.at_level(logging.WARNING):
+            trainer.fit(algorithm, labeled_clients(**{"num_clients": 10} | data))
+        found.append(torch.cat([t.flatten() for t in weights(algorithm).values()]))
+    assert torch.equal(found[0], found[1]) == (case != "small and alike")
+    assert torch.allclose(found[0], found[1], rtol=1e-10)
+    assert "one after another" not in caplog.text
 
 
 @pytest.mark.parametrize(
