@@ -2,7 +2,7 @@
 
 ``lightning_fedssl/algorithms/__init__.pyi`` has the methods' constructors with every argument, for type checkers and
 editors: a method's own constructor names its own arguments and passes the others on.
-``lightning_fedssl/cli/classes.json`` has what ``lightning-fedssl methods`` and its like list, with a line about each.
+``lightning_fedssl/cli/lists.json`` has what ``lightning-fedssl methods`` and its like list, with a line about each.
 
     python docs/build_stubs.py
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import re
 from pathlib import Path
 from types import NoneType
 
@@ -19,7 +20,8 @@ from jsonargparse import ArgumentParser
 
 from lightning_fedssl import algorithms
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.cli.listing import CLASSES
+from lightning_fedssl.cli import listing
+from lightning_fedssl.cli.config_files import CONFIGS, package_files
 from lightning_fedssl.cli.public import PARTS
 from lightning_fedssl.data import DataSource, Partition
 from lightning_fedssl.data.datasets import IMAGE_FOLDER, SPECS
@@ -41,6 +43,8 @@ from lightning_fedssl.algorithms.uda import Annealing
 from lightning_fedssl.schedules import Schedule
 from lightning_fedssl.task import Task
 """
+SENTENCE = re.compile(r"(?<!\bFig)(?<!\bFigs)(?<!\bEq)(?<!\bApp)(?<!\bal)\. |: ")
+"""The end of the first sentence of a comment; the full stop of an abbreviation does not count."""
 
 
 def constructor(method: type) -> list[str]:
@@ -85,7 +89,7 @@ def text() -> str:
 
 
 def lists() -> str:
-    """Names of classes and data sets by the command that lists them, each with a line about it, as JSON."""
+    """Names by the command that lists them, each with a line about it, as JSON."""
     datasets = {
         name: f"{spec.num_classes} classes, shape {' x '.join(map(str, spec.in_shape))}" for name, spec in SPECS.items()
     }
@@ -95,6 +99,8 @@ def lists() -> str:
         "datasets": datasets | derived_from(DataSource),
         "partitions": derived_from(Partition),
         "availability": derived_from(Availability),
+        "configs": comments(CONFIGS),
+        "suites": comments(CONFIGS / "suites"),
     }
     return json.dumps(found, indent=1, sort_keys=True) + "\n"
 
@@ -109,6 +115,17 @@ def derived_from(base: type) -> dict[str, str]:
     }
 
 
+def comments(folder: Path) -> dict[str, str]:
+    """Files of the package with the comment at the top of each, up to its first full stop or colon."""
+    found = {}
+    for name, path in package_files(folder).items():
+        if not name.startswith("suites/"):
+            comment = re.match(r"(?:#.*\n)*", path.read_text(encoding="utf-8"))
+            words = comment[0].replace("#", " ").split() if comment else []
+            found[name] = SENTENCE.split(" ".join(words))[0].rstrip(".")
+    return found
+
+
 if __name__ == "__main__":
     FILE.write_text(text(), encoding="utf-8")
-    CLASSES.write_text(lists(), encoding="utf-8")
+    listing.FILE.write_text(lists(), encoding="utf-8")

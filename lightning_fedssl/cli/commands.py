@@ -24,8 +24,20 @@ SCRIPTS = {
 }
 """The commands that have a module of their own."""
 
-LISTS = ("methods", "configs", "suites", "datasets", "partitions", "availability")
-"""The commands that list what the package has."""
+LISTS = {
+    "methods": "use: --model NAME; its keys: lightning-fedssl fit --model.help NAME",
+    "configs": "use: --config NAME; several are merged in order",
+    "suites": "use: lightning-fedssl compare NAME",
+    "datasets": "use: --data.dataset NAME; options of a class: --data.dataset.OPTION VALUE",
+    "partitions": (
+        "use: --data.partition NAME; its keys: lightning-fedssl fit --data.partition.help NAME"
+    ),
+    "availability": (
+        "use: --trainer.faults.availability NAME; keys: lightning-fedssl fit "
+        "--trainer.faults.availability.help NAME"
+    ),
+}
+"""The commands that list what the package has, each with a hint how to use a name."""
 
 HABITS = {"train": "fit", "evaluate": "test"}
 """Other programs' names of commands."""

@@ -1,17 +1,6 @@
 """How the clients of a round are trained on one device."""
 
-from lightning_fedssl.local_training.engine import (
-    ClientsAtOnce,
-    LocalTraining,
-    cpu_stack_size,
-    stack_size,
-)
+from lightning_fedssl.local_training.engine import ClientsAtOnce, LocalTraining, stack_size
 from lightning_fedssl.local_training.sequential import LocalTrainingObserver
 
-__all__ = [
-    "ClientsAtOnce",
-    "LocalTraining",
-    "LocalTrainingObserver",
-    "cpu_stack_size",
-    "stack_size",
-]
+__all__ = ["ClientsAtOnce", "LocalTraining", "LocalTrainingObserver", "stack_size"]

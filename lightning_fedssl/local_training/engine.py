@@ -163,10 +163,10 @@ class LocalTraining:
         """
         reason = ""
         if type(phase.optimizer) not in ELEMENTWISE:
-            known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
             name = type(phase.optimizer).__name__
             reason = (
-                f"the optimizer {name} is not known to update every weight separately; {known} are"
+                f"the optimizer {name} is not known to update every weight separately; SGD, Adam "
+                "and most others of torch.optim are"
             )
         elif self.watchers and not isinstance(phase, JointPhase):
             reason = f"{', '.join(self.watchers)} reads the model after every step"

@@ -200,9 +200,7 @@ class Stack(StackedClients):
             batches = [work.batch(step) for work in works]
             parts = stacked_by_shape(batches, [part for _, part in parts])
             for (rows, _), values in zip(parts, update(parts, step), strict=True):
-                # A value may be a part of the batch, whose memory the next step uses.
-                own = [(value.clone(), name, weight) for value, name, weight in values]
-                add_logged(self.logged, own, rows)
+                add_logged(self.logged, values, rows)
             for _ in works:
                 self.phase.observer.client_batch_ended(step)
         self.optimizer_state = optimizer_state(optimizer)

@@ -18,7 +18,8 @@ from lightning_fedssl.functional.batch_norm import LayerMoments
 from lightning_fedssl.functional.by_name import mapped, taken, tensors_of
 from lightning_fedssl.functional.optimizer_states import load_optimizer_state
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
-from lightning_fedssl.local_training import cpu_stack_size, sequential
+from lightning_fedssl.local_training import sequential
+from lightning_fedssl.local_training.engine import cpu_stack_size
 from lightning_fedssl.local_training.moments import measure_moments
 from lightning_fedssl.local_training.sequential import ClientPhase
 from lightning_fedssl.local_training.split_learning import JointPhase

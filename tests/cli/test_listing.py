@@ -31,8 +31,8 @@ def test_a_listing_names_what_can_be_given_with_a_line_about_each(
     assert not {"Partition", "DataSource", "Availability"} & set(rows)
 
 
-def test_the_lists_are_those_of_the_classes_and_need_no_torch() -> None:
-    assert listing.CLASSES.read_text(encoding="utf-8") == build_stubs.lists(), "python docs/build_stubs.py"
+def test_the_lists_are_those_of_the_package_and_need_no_torch() -> None:
+    assert listing.FILE.read_text(encoding="utf-8") == build_stubs.lists(), "python docs/build_stubs.py"
     program = f"import sys; from lightning_fedssl.cli import main; [*map(main, {[[kind] for kind in NAMES]})]"
     program += "; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
