@@ -1,68 +1,141 @@
-"""Every public argument and name pays its rent: a configuration, a page, an example or a test uses it."""
+"""Every public option and name pays its rent: somebody gives the option, or uses the name.
+
+A mention is no use. An option is given by its key or its place: to its class, or to a function that passes it on.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from torch.autograd import Function
+
+import lightning_fedssl
+
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def words(*patterns: str) -> set[str]:
-    """The words of all files of these patterns."""
-    paths = [path for pattern in patterns for path in ROOT.glob(pattern) if ".git" not in path.parts]
-    return {word for path in paths for word in re.findall(r"\w+", path.read_text("utf-8").replace("-", "_"))}
-
-
-USES = words(
-    "*.md",
-    "docs/**/*.md",
-    "docs/*.py",
-    "configs/**/*.yaml",
-    "examples/**/*.yaml",
-    "examples/**/*.py",
-    "benchmarks/**/*.py",
-    "tests/**/*.py",
+CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
+KEY = re.compile(r"(\w+)[\"']?\s*[:=]")
+OPTION = re.compile(r"(?:--|\b(?:model|data|trainer)\.)([\w.-]+)")
+FOREIGN = {"setup_context", "parser_kwargs"}.union(
+    *map(dir, (Callback, LightningModule, Trainer, LightningCLI, LightningArgumentParser, Function))
 )
-MODULES = {
-    path: ast.parse(path.read_text(encoding="utf-8"))
-    for folder in ("lightning_fedssl", "callbacks")
-    for path in (ROOT / folder).rglob("*.py")
-    if "templates" not in path.parts
+"""What Lightning or torch calls or gives."""
+
+
+def read(*patterns: str) -> list[str]:
+    """The texts of all files of these patterns, but of this one and of templates."""
+    paths = [path for pattern in patterns for path in sorted(ROOT.glob(pattern)) if "templates" not in path.parts]
+    return [path.read_text(encoding="utf-8") for path in paths if path != Path(__file__)]
+
+
+INSIDE = [ast.parse(text) for text in read("lightning_fedssl/**/*.py", "callbacks/*.py")]
+CLASSES = {node.name: node for tree in INSIDE for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+WRITTEN = {
+    word for page in read("*.md", "docs/**/*.md") for code in CODE.findall(page) for word in re.findall(r"\w+", code)
 }
-OF_LIGHTNING = {"parser_kwargs"}
-"""Arguments of Lightning's classes that ours pass on."""
+WRITTEN |= {
+    key
+    for text in read("configs/**/*.yaml", "examples/**/*.yaml", "lightning_fedssl/**/*.html")
+    for key in KEY.findall(text)
+}
+"""The words of all code on pages, and the keys of configurations."""
 
 
-def options_of(function: ast.stmt) -> list[str]:
-    """The arguments of a constructor that may be left out."""
-    if not (isinstance(function, ast.FunctionDef) and function.name == "__init__"):
-        return []
-    given = function.args
-    by_place = given.args[len(given.args) - len(given.defaults) :]
-    by_name = [a for a, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is not None]
-    return [argument.arg for argument in by_place + by_name]
+def last_name(node: ast.AST) -> str:
+    """``c`` of ``a.b.c``."""
+    return str(getattr(node, "attr", getattr(node, "id", getattr(node, "name", "")))).rpartition(".")[2]
 
 
-def test_somebody_uses_every_argument_of_a_public_class() -> None:
-    unused = []
-    for tree in MODULES.values():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                options = {name for function in node.body for name in options_of(function)}
-                unused += [f"{node.name}.{name}" for name in sorted(options - USES - OF_LIGHTNING)]
-    assert not unused, f"no configuration, page, example or test names {unused}: delete it, or show what it is for"
+def family(name: str) -> set[str]:
+    """A class of the package and those that it derives from."""
+    bases = {last_name(base) for base in CLASSES[name].bases} & (CLASSES.keys() - {name})
+    return {name}.union(*map(family, bases))
 
 
-def test_somebody_uses_every_public_function_and_class() -> None:
-    inside = Counter(word for path in MODULES for word in re.findall(r"\w+", path.read_text(encoding="utf-8")))
-    unused = [
-        f"{path.relative_to(ROOT)}: {node.name}"
-        for path, tree in MODULES.items()
-        for node in tree.body
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")
-        if inside[node.name] == 1 and node.name not in USES
-    ]
-    assert not unused, f"nothing names {unused}"
+class Uses:
+    """What some modules give and use.
+
+    Attributes:
+        keys: By class, the options that it is given by key; by the empty name those that another function is given.
+        places: By class or function, the largest number of arguments that it is given without a key.
+        names: What is called, read or imported.
+    """
+
+    def __init__(self, trees: Iterable[ast.Module]) -> None:
+        self.keys: dict[str, set[str]] = defaultdict(set)
+        self.places: dict[str, int] = defaultdict(int)
+        self.names: set[str] = set()
+        for tree in trees:
+            for node in ast.walk(tree):
+                self.add(node)
+
+    def add(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Call):
+            called, arguments = node.func, node.args
+            if last_name(called) == "partial":
+                called, *arguments = arguments
+            name = last_name(called)
+            for owner in family(name) if name in CLASSES else ("",):
+                self.keys[owner] |= {keyword.arg for keyword in node.keywords if keyword.arg}
+            several = any(isinstance(argument, ast.Starred) for argument in arguments)
+            self.places[name] = max(self.places[name], 99 if several else len(arguments))
+        elif isinstance(node, ast.Dict):
+            self.add_keys(str(getattr(key, "value", "")) for key in node.keys)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            self.add_keys(OPTION.findall(node.value))
+            self.names.add(node.value)  # such as the name of a hook
+        elif isinstance(node, (ast.Name, ast.Attribute, ast.alias)):
+            self.names.add(last_name(node))
+
+    def add_keys(self, options: Iterable[str]) -> None:
+        self.keys[""] |= {word for option in options for word in option.replace("-", "_").split(".")}
+
+
+@cache
+def outside() -> Uses:
+    texts = read("tests/**/*.py", "examples/**/*.py", "benchmarks/**/*.py", "docs/*.py")
+    return Uses(map(ast.parse, texts))
+
+
+@cache
+def inside() -> Uses:
+    return Uses(INSIDE)
+
+
+def options(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
+    """What may be left out: its class or function, its name, and its place; 99 for an option without a place."""
+    for node in ast.walk(tree):
+        is_class = isinstance(node, ast.ClassDef)
+        for function in node.body if isinstance(node, (ast.ClassDef, ast.Module)) else ():
+            if isinstance(function, ast.FunctionDef):
+                given = function.args
+                owner = last_name(node if function.name == "__init__" else function)
+                first = len(given.args) - len(given.defaults)
+                yield from ((owner, a.arg, i - is_class) for i, a in enumerate(given.args) if i >= first)
+                named = zip(given.kwonlyargs, given.kw_defaults, strict=True)
+                yield from ((owner, a.arg, 99) for a, default in named if default is not None)
+
+
+def test_somebody_gives_every_option() -> None:
+    """Those of classes that users make from outside the package, others also inside of it."""
+    known, unused = WRITTEN | FOREIGN, []
+    for owner, name, place in (option for tree in INSIDE for option in options(tree)):
+        users = [outside()] if owner in lightning_fedssl.__all__ else [outside(), inside()]
+        given = any(name in uses.keys[""] or name in uses.keys[owner] or uses.places[owner] > place for uses in users)
+        if not (given or name in known or owner in FOREIGN or owner.startswith("_")):
+            unused.append(f"{owner}.{name}")
+    assert not unused, f"nobody gives {unused}: delete it, or show on a page or in a test what it is for"
+
+
+def test_somebody_uses_every_public_name() -> None:
+    named = outside().names | inside().names | WRITTEN | FOREIGN
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    defined = {node.name for tree in INSIDE for node in ast.walk(tree) if isinstance(node, kinds)}
+    unused = {name for name in defined - named if not name.startswith("_")}
+    assert not unused, f"nobody uses {unused}: delete it, or show on a page or in a test what it is for"

@@ -69,17 +69,11 @@ def personal_names(network: nn.Module, patterns: Sequence[str]) -> list[str]:
     return [f"network.{name}" for name in sorted(chosen)]
 
 
-def listed(names: Sequence[str], most: int = 10) -> str:
-    """Names in a message: the first and the last ones of a long list, and how many there are.
-
-    Args:
-        names: The names.
-        most: The largest number of names that are shown.
-    """
-    if len(names) <= most:
+def listed(names: Sequence[str]) -> str:
+    """Names in a message: of more than ten the first and the last five, and how many there are."""
+    if len(names) <= 10:
         return ", ".join(names)
-    half = most // 2
-    return f"{', '.join(names[:half])}, ..., {', '.join(names[-half:])} ({len(names)} in all)"
+    return f"{', '.join(names[:5])}, ..., {', '.join(names[-5:])} ({len(names)} in all)"
 
 
 def freeze(network: nn.Module, patterns: Sequence[str], key: str = "freeze") -> None:

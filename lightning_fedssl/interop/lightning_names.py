@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import RunningStage
 
 from lightning_fedssl.callbacks.checkpoint import FederatedCheckpoint
@@ -95,21 +95,6 @@ class LightningNames(Run):
     def checkpoint_callback(self) -> Callback | None:
         """The first callback that writes checkpoints."""
         return next(iter(self.checkpoint_callbacks), None)
-
-    @property
-    def early_stopping_callbacks(self) -> list[Callback]:
-        """The callbacks of class ``EarlyStopping``."""
-        return [callback for callback in self.callbacks if isinstance(callback, EarlyStopping)]
-
-    @property
-    def early_stopping_callback(self) -> Callback | None:
-        """The first one."""
-        return next(iter(self.early_stopping_callbacks), None)
-
-    @property
-    def num_devices(self) -> int:
-        """The number of ranks."""
-        return self.world_size
 
     @property
     def model(self) -> LightningModule:

@@ -14,17 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithms import FedMatch
-from lightning_fedssl.algorithms.fedmatch import (
-    Decomposed,
-    add_rate,
-    decomposition_penalty,
-    hard_threshold,
-    helper_divergence,
-    keep_changes,
-    sparse_sizes,
-    update_rate,
-)  # fmt: skip
+from lightning_fedssl.algorithms import FedMatch, fedmatch
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.models import CNN, ResNet9
 from lightning_fedssl.state import ClientUpdate, ServerState
@@ -48,7 +38,7 @@ class One(nn.Module):
 
 def one_weight(**kwargs: Any) -> FedMatch:
     algorithm = FedMatch(network=One, num_classes=2, in_shape=(1, 1, 1), **kwargs)
-    algorithm.network = Decomposed(One(), variance_scaling=False)
+    algorithm.network = fedmatch.Decomposed(One(), variance_scaling=False)
     algorithm.server = ServerState.of(algorithm)
     algorithm.current_round = toy_round()
     return algorithm
@@ -119,18 +109,18 @@ def test_divergence_from_helpers_by_hand() -> None:
     """KL((1/2, 1/2), (1/4, 3/4)) = log(2) / 2 + log(2/3) / 2 = 0.1438; the second image is masked."""
     local = torch.tensor([[0.25, 0.75], [0.5, 0.5]]).log().requires_grad_()
     helpers = torch.full((2, 2, 2), 0.5).requires_grad_()
-    value = helper_divergence(local, helpers, torch.tensor([True, False]))
+    value = fedmatch.helper_divergence(local, helpers, torch.tensor([True, False]))
     assert value.item() == pytest.approx(0.1438, abs=5e-5)
     assert 0.01 * value.item() == pytest.approx(0.001438, abs=5e-7)
-    assert helper_divergence(local, helpers, torch.tensor([False, False])).item() == 0
+    assert fedmatch.helper_divergence(local, helpers, torch.tensor([False, False])).item() == 0
     certain = torch.tensor([[[1.0, 0.0]]])
-    assert helper_divergence(local[:1], certain, torch.tensor([True])).item() == pytest.approx(math.log(4))
+    assert fedmatch.helper_divergence(local[:1], certain, torch.tensor([True])).item() == pytest.approx(math.log(4))
 
 
 def test_decomposition() -> None:
     """Truncation at two deviations scales the deviation by 0.8796, so values are at most 2 / 0.8796 times it."""
     torch.manual_seed(0)
-    network = Decomposed(ResNet9(norm="none", bias=False))
+    network = fedmatch.Decomposed(ResNet9(norm="none", bias=False))
     sigmas, psis = network.parts()
     pairs = [(sigmas[name], psi) for name, psi in psis.items()]
     assert len(pairs) == 9
@@ -141,7 +131,8 @@ def test_decomposition() -> None:
         assert float(sigma.detach().std()) == pytest.approx(fan_in**-0.5, rel=0.03)
         assert float(sigma.abs().max()) < 2.01 * fan_in**-0.5 / 0.8796
     plain = CNN(width=4, norm="batch", num_classes=3, in_shape=(1, 8, 8)).eval()
-    kept = Decomposed(CNN(width=4, norm="batch", num_classes=3, in_shape=(1, 8, 8)), 1.0, variance_scaling=False)
+    other = CNN(width=4, norm="batch", num_classes=3, in_shape=(1, 8, 8))
+    kept = fedmatch.Decomposed(other, 1.0, variance_scaling=False)
     assert not any("norm" in name for name, _ in kept.psi.named_parameters())
     kept.sigma.load_state_dict(plain.state_dict())
     with torch.no_grad():
@@ -158,20 +149,20 @@ def test_decomposition() -> None:
 def test_thresholds_are_strict() -> None:
     """Changes 0.25, 0.26, 0.3, 0.125, 0.125: two exceed 0.25. With a threshold the last new values count as 0."""
     values = torch.tensor([0.5, -0.5, 0.50001, -0.6, 0.0])
-    assert hard_threshold(values, 0.5).tolist() == pytest.approx([0, 0, 0.50001, -0.6, 0])
-    assert torch.equal(hard_threshold(values, 0.0), values)
+    assert fedmatch.hard_threshold(values, 0.5).tolist() == pytest.approx([0, 0, 0.50001, -0.6, 0])
+    assert torch.equal(fedmatch.hard_threshold(values, 0.0), values)
     old = torch.tensor([1.0, 1.0, 1.0, 0.25, 0.0])
     new = torch.tensor([1.25, 1.26, 0.7, 0.125, 0.125])
-    assert keep_changes(new, old, 0.25).tolist() == pytest.approx([1.0, 1.26, 0.7, 0.25, 0.0])
-    assert keep_changes(new, old, 0.2, threshold=0.125)[3:].tolist() == [0.125, 0.0]
-    assert torch.equal(keep_changes(new, old, 0.0), new)
+    assert fedmatch.keep_changes(new, old, 0.25).tolist() == pytest.approx([1.0, 1.26, 0.7, 0.25, 0.0])
+    assert fedmatch.keep_changes(new, old, 0.2, threshold=0.125)[3:].tolist() == [0.125, 0.0]
+    assert torch.equal(fedmatch.keep_changes(new, old, 0.0), new)
 
 
 def test_sizes_of_sparse_tensors() -> None:
     dense = torch.zeros(10, 100)
-    assert sparse_sizes("w", 1000, dense) == {"w": 4000}
-    assert sparse_sizes("w", 500, dense) == {"w": 2000, "w.positions": 125}
-    assert sparse_sizes("w", 3, dense) == {"w": 12, "w.positions": 12}
+    assert fedmatch.sparse_sizes("w", 1000, dense) == {"w": 4000}
+    assert fedmatch.sparse_sizes("w", 500, dense) == {"w": 2000, "w.positions": 125}
+    assert fedmatch.sparse_sizes("w", 3, dense) == {"w": 12, "w.positions": 12}
 
 
 @pytest.mark.parametrize("location", ["clients", "server"])
@@ -369,14 +360,15 @@ def test_rate_falls_by_three_when_the_validation_loss_does_not() -> None:
     state: dict[str, Tensor] = {}
     factors = []
     for loss in (1.0, 0.9, 0.9, 0.95, 0.8, 0.8, 0.8):
-        state = update_rate(state, loss, patience=2)
+        state = fedmatch.update_rate(state, loss, patience=2)
         factors.append(float(state["factor"]))
     assert factors == pytest.approx([1, 1, 1, 1 / 3, 1 / 3, 1 / 3, 1 / 9])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_factor_of_a_rate_has_the_precision_of_the_batch(dtype: torch.dtype) -> None:
-    batch = add_rate({"x": torch.zeros(2, 1, dtype=dtype)}, {"factor": torch.tensor(1 / 3, dtype=torch.float64)})
+    rate = {"factor": torch.tensor(1 / 3, dtype=torch.float64)}
+    batch = fedmatch.add_rate({"x": torch.zeros(2, 1, dtype=dtype)}, rate)
     assert torch.equal(batch["rate"], torch.full((2,), 1 / 3, dtype=dtype))
 
 
@@ -455,7 +447,7 @@ def test_without_psi_it_is_fedavg_on_the_labels(tmp_path: Path) -> None:
         """psi stays at 0."""
 
         def _unsupervised_loss(self, batch: Any) -> Tensor:
-            return 0 * decomposition_penalty(*self.network.parts(), 1.0, 1.0)
+            return 0 * fedmatch.decomposition_penalty(*self.network.parts(), 1.0, 1.0)
 
     none: dict[str, Any] = {"psi_scale": 0.0, "delta_threshold": 0.0, "lr_patience": None, "variance_scaling": False}
     options = dict(toy_fedmatch(labeled_weight=1.0, **none).hparams)

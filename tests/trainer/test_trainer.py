@@ -297,6 +297,7 @@ class ReadsTrainer(Callback):
         assert (trainer.lightning_module, trainer.logged_metrics) == (pl_module, trainer.callback_metrics)
         assert isinstance(trainer.checkpoint_callback, FederatedCheckpoint)
         assert (trainer.training, trainer.testing, trainer.local_rank) == (True, False, 0)
+        assert (trainer.validating, trainer.predicting) == (False, False)
         assert trainer.estimated_stepping_batches == trainer.max_rounds * trainer.num_training_batches
         assert isinstance(trainer.datamodule, ToyData)
         trainer.print("read")

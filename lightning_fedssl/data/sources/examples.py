@@ -27,23 +27,23 @@ class BreastCancer(DataSource):
         return _loaded(values, labels, tuple(map(str, bunch.target_names)), "BreastCancer")
 
 
+_LENGTH = 64
+"""Values of a generated signal."""
+
+
 class Signals(DataSource):
-    """Generated signals of three classes, ``(1, length)``: sine, square wave and sawtooth in noise.
+    """Generated signals of three classes, ``(1, 64)``: sine, square wave and sawtooth in noise.
 
     Frequency (2 to 5 periods) and phase are uniform draws for each signal; Gaussian noise is added.
 
     Args:
         count: Signals in all; of every class, each fifth is a test signal.
-        length: Values of a signal.
         noise: Standard deviation of the noise; the waves have amplitude 1.
         seed: Seed of the generator; it does not depend on the run's seed.
     """
 
-    def __init__(
-        self, count: int = 2000, length: int = 64, noise: float = 0.5, seed: int = 0
-    ) -> None:
+    def __init__(self, count: int = 2000, noise: float = 0.5, seed: int = 0) -> None:
         self.count = count
-        self.length = length
         self.noise = noise
         self.seed = seed
 
@@ -53,7 +53,7 @@ class Signals(DataSource):
         labels = np.arange(self.count) % 3
         frequency = generator.uniform(2, 5, (self.count, 1))
         phase = generator.uniform(0, 1, (self.count, 1))
-        turns = frequency * np.arange(self.length) / self.length + phase
+        turns = frequency * np.arange(_LENGTH) / _LENGTH + phase
         sine = np.sin(2 * np.pi * turns)
         waves = np.stack([sine, np.sign(sine), 2 * (turns % 1) - 1])
         values = waves[labels, np.arange(self.count)] + generator.normal(0, self.noise, turns.shape)
