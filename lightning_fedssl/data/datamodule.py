@@ -359,7 +359,7 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         self._report(loaded)
         self._train = loaded.train
         strata = self.strata(loaded.test)
-        self._test = limit_test(
+        self.test_as_read = self._test = limit_test(
             loaded.test, strata, self.max_test_images, len(self.strata_names), seed
         )
         self._own_validation = None if self.validation in ("test", 0) else loaded.validation

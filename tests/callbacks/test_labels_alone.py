@@ -108,6 +108,7 @@ def test_the_chosen_model_is_exported_under_the_one_name(
     accuracy = float((network(x).argmax(1) == y).double().mean())
     assert accuracy == pytest.approx(result["metrics"]["chosen/accuracy"]) == by_name[chosen]
     assert result["answer"]["chosen"] == chosen
+    assert "errors first" in (folder_of(trainer) / "report.html").read_text()
     path = folder_of(trainer) / "checkpoints/chosen.ckpt"
     predicted = toy_trainer(tmp_path / "again").predict(method(), ToyData(validation=0), path)
     assert float((torch.cat(predicted).argmax(1) == y).double().mean()) == by_name[chosen]
