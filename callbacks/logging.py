@@ -44,6 +44,12 @@ _COLUMNS = {
     "pseudo_label/confident_accuracy": "pseudo-labels {:.1%}",
 }
 
+_OWN = (
+    "clients' own models: mean {client_test/personal_accuracy_mean:.2%}, "
+    "worst tenth {client_test/personal_accuracy_worst_tenth:.2%}"
+)
+"""Of clients that keep weights for themselves."""
+
 _MISSING = {"client/dropped": "dropped out", "client/refused": "rejected"}
 
 
@@ -237,6 +243,8 @@ class RoundProgress(FederatedCallback):
         parts = result_parts(metrics, "test" if is_test else "val", samples, data.spec.noun)
         if parts and not self.of:
             trainer.print(f"after round {trainer.round_index}: {', '.join(parts)}")
+            if "client_test/personal_accuracy_mean" in metrics:
+                trainer.print(_OWN.format_map(metrics))
 
     def on_train_end(  # type: ignore[override]
         self, trainer: Run, algorithm: FederatedAlgorithm

@@ -17,6 +17,7 @@ import yaml
 from lightning_fedssl.cli.config_files import find_suite
 from lightning_fedssl.cli.entry import main as main_of_process
 from lightning_fedssl.cli.experiment import read_configurations
+from lightning_fedssl.cli.messages import one_line
 from lightning_fedssl.cli.parser import ConfigFile, Parser, load_yaml
 from lightning_fedssl.comparison.command import compare
 from lightning_fedssl.comparison.execute import Command
@@ -75,8 +76,8 @@ def main(
         print(f"reading the configurations of {len(suite.entries)} entries", flush=True)
         log.addFilter(is_new)
         runs = plan(suite, reader, folder / "runs")
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: {error}") from error
+    except (TypeError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(one_line(f"{name}: {error}")) from error
     finally:
         log.removeFilter(is_new)
     command_line = shlex.join(["lightning-fedssl", "compare", *arguments])

@@ -9,7 +9,6 @@ import difflib
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NoReturn
 
 import lightning.pytorch
@@ -26,14 +25,16 @@ from lightning_fedssl.storage.optional import how_to_install
 from lightning_fedssl.storage.other_names import OTHER_NAMES
 from lightning_fedssl.trainer import FederatedTrainer
 
-_UNKNOWN = re.compile(r"(arguments: --|[Oo]ption '|path string: |choice: ')([\w.]+)")
+_UNKNOWN = re.compile(r"(arguments: --|[Oo]ption '|path string: |choice: ')([\w.-]+)")
 """Where jsonargparse's sentences name an option, a class or a command that does not exist."""
 
-_MOST_NAMED = 14
-"""Options that a message lists at most."""
-
-_NOT_NAMED = ("help", "config", "print_config", "num_classes", "in_shape", "in_channels")
+_NOT_NAMED = (
+    "help", "print_config", "print_shtab", "suite", "num_classes", "in_shape", "in_channels",
+)  # fmt: skip
 """Options of the program, and those that the data set."""
+
+_NEGATED = ("non", "uns", "anti", "decentral")
+"""Begins a name that means the contrary of another one."""
 
 _UNNAMED = re.compile(r"nrecognized arguments: ([\w./-]+\.ya?ml)$")
 """A configuration without ``--config``."""
@@ -85,17 +86,13 @@ class ConfigFile(ActionConfigFile):
     in JSON.
     """
 
-    def find(self, name: str) -> Path:
-        """The file of a path or name."""
-        return find_config(name)
-
     def __call__(
         self, parser: Any, cfg: Any, values: Any, option_string: str | None = None
     ) -> None:
         """Merge the file into the configuration; the message of an error in it names the file."""
         is_mapping = str(values).startswith("{")
         parser.reading = "" if is_mapping else f"{values}: "
-        path = values if is_mapping else str(self.find(str(values)))
+        path = values if is_mapping else str(find_config(str(values)))
         super().__call__(parser, cfg, path, option_string)  # type: ignore[no-untyped-call]
         parser.validate(cfg, skip_required=True)
         parser.reading = ""
@@ -174,24 +171,28 @@ class Parser(LightningArgumentParser):
         if missing and (text := how_to_install(missing[1])) not in message:
             return f"; {text}"
         unknown = _UNKNOWN.search(message)
-        if unknown is None or "did you mean" in message or "its options" in message:
+        if unknown is None or "; " in message:  # where a class's own parser has suggested
             return ""
         kind, name = unknown[1], unknown[2].rpartition(".")[2]
         known = {option.rpartition(".")[2]: option for option in _options(self)}
         if "defaults" in known:  # of torch's Optimizer
             return "; name a class before its options"
-        if other := OTHER_NAMES.get(name):
-            return "" if other in message else f"; {other}"
-        if kind.startswith("path"):
+        wanted = name.replace("-", "").lower()
+        if other := OTHER_NAMES.get(name) or OTHER_NAMES.get(wanted):
+            return f"; {other}"
+        is_class, strict = kind.startswith("path"), "NestedArg" in message
+        if is_class:
             known = {key.lower(): key for place in _PLACES for key in place.__all__ if key != name}
-        strict = "NestedArg" in message
-        close = difflib.get_close_matches(name.lower(), known, 1, 0.65 + 0.1 * strict)
-        if close:
+        close = difflib.get_close_matches(wanted, known, 1, 0.65 + 0.1 * strict)
+        if close and not wanted.startswith(_NEGATED):
             return f"; did you mean {known[close[0]]}?"
         if strict and "class_path" not in message:
             return "; name a class before its options"
-        own = [name for name in known if name not in _NOT_NAMED]
-        return f"; its options are {', '.join(own)}" if own and len(own) <= _MOST_NAMED else ""
+        if is_class:
+            return "; lightning-fedssl methods, datasets and partitions list theirs"
+        part = unknown[2].rpartition(".")[0]
+        own = [k for k, v in known.items() if v.rpartition(".")[0] == part and k not in _NOT_NAMED]
+        return f"; its options are {', '.join(own)}"
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:

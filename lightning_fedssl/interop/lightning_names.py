@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback
@@ -14,13 +15,25 @@ from lightning_fedssl.run import Run
 from lightning_fedssl.storage.other_names import OTHER_NAMES
 
 if TYPE_CHECKING:
-    from lightning.fabric.strategies.strategy import Strategy
-    from lightning.pytorch import LightningModule
-    from torch import Tensor
     from torch.optim import Optimizer
 
 WRITERS = (Checkpoint, FederatedCheckpoint)
 """Callbacks that write checkpoints."""
+
+SAME = {
+    "check_val_every_n_epoch": "check_val_every_n_rounds",
+    "estimated_stepping_batches": "max_rounds",
+    "global_step": "round_index",
+    "lightning_module": "algorithm.lightning_module",
+    "local_rank": "fabric.local_rank",
+    "logged_metrics": "callback_metrics",
+    "max_epochs": "max_rounds",
+    "model": "algorithm.lightning_module",
+    "num_devices": "world_size",
+    "strategy": "fabric.strategy",
+}
+"""Lightning's attributes by what they are here. ``model`` is the user's module where the algorithm
+trains one, else the algorithm."""
 
 
 class LightningNames(Run):
@@ -35,19 +48,11 @@ class LightningNames(Run):
     lr_scheduler_configs: Sequence[Any] = ()
 
     def __getattr__(self, name: str) -> Any:
+        if name in SAME:
+            return attrgetter(SAME[name])(self)
         if name in OTHER_NAMES:
             raise AttributeError(f"{type(self).__name__} has no {name}: {OTHER_NAMES[name]}")
         return object.__getattribute__(self, name)
-
-    @property
-    def local_rank(self) -> int:
-        """The number of this rank on its node, from 0."""
-        return self.fabric.local_rank
-
-    @property
-    def strategy(self) -> Strategy:
-        """Fabric's strategy."""
-        return self.fabric.strategy
 
     @property
     def current_epoch(self) -> int:
@@ -55,36 +60,9 @@ class LightningNames(Run):
         return max(self.round_index - 1, 0)
 
     @property
-    def global_step(self) -> int:
-        """The round."""
-        return self.round_index
-
-    @property
-    def max_epochs(self) -> int:
-        """The length of the run in rounds."""
-        return self.max_rounds
-
-    estimated_stepping_batches = max_epochs
-
-    @property
-    def check_val_every_n_epoch(self) -> int:
-        """Lightning's name for ``check_val_every_n_rounds``."""
-        return self.check_val_every_n_rounds
-
-    @property
-    def lightning_module(self) -> LightningModule:
-        """The user's module where the algorithm trains one, else the algorithm."""
-        return self.algorithm.lightning_module
-
-    @property
     def optimizers(self) -> list[Optimizer]:
         """Those of the clients' and of the server's steps."""
         return [self.client_optimizer, self.server_optimizer]
-
-    @property
-    def logged_metrics(self) -> dict[str, Tensor]:
-        """The last value of every scalar, by name."""
-        return self.callback_metrics
 
     @property
     def checkpoint_callbacks(self) -> list[Callback]:
@@ -95,11 +73,6 @@ class LightningNames(Run):
     def checkpoint_callback(self) -> Callback | None:
         """The first callback that writes checkpoints."""
         return next(iter(self.checkpoint_callbacks), None)
-
-    @property
-    def model(self) -> LightningModule:
-        """See ``lightning_module``."""
-        return self.lightning_module
 
     @property
     def predicting(self) -> bool:

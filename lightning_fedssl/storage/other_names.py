@@ -20,6 +20,10 @@ _LOADERS = (
 )
 _FABRIC = "trainer.fabric has it"
 _NO_LOADERS = "images are held in memory and augmented in batches, so there are no workers"
+_AVERAGE = (
+    "model.aggregation_optimizer: torch.optim.SGD with lr 0.1 moves the server's weights a tenth "
+    "of the way to each round's mean, which makes them a moving average"
+)
 
 OTHER_NAMES = {
     "tf32": "give precision: 32-full for products with all bits",
@@ -81,10 +85,14 @@ OTHER_NAMES = {
     "class_weights": "give --data.task Classification --data.task.class_weights",
     "mu": "give --model.prox_mu",
     "FedProx": "FedAvg has it: --model FedAvg --model.prox_mu 0.01",
+    "FedAdam": "give --model.aggregation_optimizer FedOpt, or a class of torch.optim",
     "resnet50": "name a network of timm: --data.backbone TimmBackbone --data.backbone.name with it",
     "quiet": "give --trainer.enable_progress_bar false",
     "optimizer": "give --model.optimizer with a class of torch.optim",
     "lr_scheduler": "give --model.schedule, such as Cosine, which lasts the whole run",
+    "EMAWeightAveraging": _AVERAGE,
+    "WeightAveraging": _AVERAGE,
+    "StochasticWeightAveraging": _AVERAGE,
     "num_nodes": "torchrun starts ranks on several nodes and tells the trainer (docs/scaling.md)",
     "use_distributed_sampler": "each rank trains its share of a round's clients",
     "sync_batchnorm": "clients do not see each other's batches; network norms: group, static_batch",

@@ -17,7 +17,9 @@ from lightning.pytorch.callbacks import (
     LearningRateMonitor,
     ModelCheckpoint,
     ModelSummary,
+    OnExceptionCheckpoint,
     ProgressBar,
+    ThroughputMonitor,
     Timer,
 )
 from lightning.pytorch.cli import SaveConfigCallback
@@ -26,6 +28,7 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.hooks import hooks_of, overrides
 from lightning_fedssl.interop.lightning_names import WRITERS
+from lightning_fedssl.storage.other_names import OTHER_NAMES
 from lightning_fedssl.updates.rule import UpdateRule
 
 _log = logging.getLogger(__name__)
@@ -45,6 +48,8 @@ REPLACED_LIGHTNING_CALLBACKS: dict[type[Callback], str] = {
     ProgressBar: "trainer.enable_progress_bar shows the progress",
     ModelSummary: "TensorBoard's tab Text has the configuration, and print(model.network) shows "
     "the layers",
+    OnExceptionCheckpoint: "last.ckpt is of the last whole round: --ckpt_path last continues there",
+    ThroughputMonitor: "every round logs time/round_s and time/client_samples_per_s",
 }
 """Lightning's callbacks that are accepted and left out, with what does their work here; subclasses
 included."""
@@ -121,10 +126,11 @@ def refuse_unsupported(callbacks: Sequence[Callback]) -> None:
         known = isinstance(callback, (FederatedCallback, *SUPPORTED_LIGHTNING_CALLBACKS))
         if not known and type(callback).__module__.startswith(("lightning.", "pytorch_lightning.")):
             supported = ", ".join(c.__name__ for c in SUPPORTED_LIGHTNING_CALLBACKS[:-1])
+            name = type(callback).__name__
             raise ValueError(
-                f"trainer.callbacks: {type(callback).__name__} needs Lightning's own training loop "
-                "and cannot run in a federated one; of Lightning's callbacks these can: "
-                f"{supported}"
+                f"trainer.callbacks: {name} needs Lightning's own training loop and cannot run in "
+                f"a federated one; {OTHER_NAMES.get(name, 'leave it out')}; of Lightning's "
+                f"callbacks these can: {supported}"
             )
         if not known or isinstance(callback, FederatedCallback):
             _check_hooks(callback)

@@ -243,6 +243,9 @@ def choose_callbacks(
     if has_static_batch_norm(algorithm):
         source = algorithm.statistics_of
         needed.append(StaticBatchNorm(source, for_clients=algorithm.clients_use_statistics))
+    one_class = "one class" in algorithm.task.gives and trainer.datamodule.class_names
+    if algorithm.personal and one_class:
+        needed.append(ClientEvaluation())
     defaults = [
         PseudoLabelQuality(),
         CollapseDetector(),
@@ -251,9 +254,6 @@ def choose_callbacks(
         RunReport(),
         Dashboard(),
     ]
-    one_class = "one class" in algorithm.task.gives and trainer.datamodule.class_names
-    if algorithm.personal and one_class:
-        defaults.append(ClientEvaluation())
     if trainer.system is not None:
         defaults.append(SystemClock())
     if not trainer.fast_dev_run:

@@ -106,13 +106,14 @@ def test_an_evaluation_of_a_checkpoint_has_the_clients_own_weights_or_says_that_
         assert ("lacks the states (clients' own weights" in caplog.text) != is_whole
 
 
-def test_one_client_trains_as_in_federated_averaging(tmp_path: Path) -> None:
+def test_one_client_trains_as_in_federated_averaging(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Shared and own part together are the weights of FedAvg, which sends both."""
     plain = toy_fedavg(client_weighting="uniform")
     own = again(plain, personal=["convs.0", "classifier"])
     for model in (plain, own):
         toy_trainer(tmp_path, clients_per_round=1, logger=False).fit(model, labeled_clients(num_clients=1))
     assert_same({**weights(own), **own.own_part(0)}, weights(plain))
+    assert "clients' own models: mean " in capsys.readouterr().out
 
 
 def test_clients_of_one_class_each_are_right_with_a_head_of_their_own(tmp_path: Path) -> None:

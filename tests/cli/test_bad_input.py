@@ -11,7 +11,6 @@ from tests.cli.helpers import failure, write
 
 # What is typed after ``fit --config run.yaml``, and parts of the message: the key, and the remedy where it is a name.
 OPTIONS = [
-    ("--trainer.max_round 3", "did you mean trainer.max_rounds?"),
     ("--trainer.max_epochs 3", "give the number of rounds as trainer.max_rounds"),
     ("--data.batch_size 16", "data.server_batch_size and data.client_batch_size"),
     ("--model.lr 0.1", "model.optimizer.lr"),
@@ -28,13 +27,11 @@ OPTIONS = [
     ("--trainer.default_root_dir run.yaml", "run.yaml"),
     ("--trainer.updates.factor 1", "updates"),
     ("--trainer.quarantine 1", "quarantine|give updates: [{class_path: Quarantine"),
-    ("--model SemiFLL", "model|did you mean SemiFL?"),
     ("--model semifl", "semifl|did you mean SemiFL?"),
     ("--model.optimizer adam", "did you mean Adam?"),
     ("--model nomethod.MyMethod", "nomethod"),
     ("--model torch.nn.Linear", "model|Linear"),
     ("--model FedAvg", "FedAvg|data.label_location|clients"),
-    ("--model.treshold 0.5", "SemiFL|did you mean threshold?"),
     ("--model.threshold 2", "model.threshold|2"),
     ("--model.network torchvision.models.resnet18 --model.network.weights DEFAULT", "class_path|init_args"),
     ("--model.network.hiden 64", "model.network|MLP|did you mean hidden?"),
@@ -47,7 +44,6 @@ OPTIONS = [
     ("--model.optimizer.lr -1", "model.optimizer|learning rate"),
     ("--model.optimizer LBFGS", "model.optimizer|LBFGS"),
     ("--model.client_epochs 0", "model.client_epochs|0"),
-    ("--data.num_client 3", "did you mean data.num_clients?"),
     ("--data.num_clients 0", "data.num_clients|0"),
     ("--data.num_clients 100000", "data.num_clients|100000"),
     ("--data.num_labels 3", "data.num_labels|10 classes"),
@@ -56,7 +52,6 @@ OPTIONS = [
     ("--data.dataset mnist", "data.root|data.download"),
     ("--data.dataset image_folder", "data.image_size"),
     ("--data.dataset BreastCancer", "data.weak|auto"),
-    ("--data.task Regresion", "data.task|did you mean Regression?"),
     ("--data.partition.alpha 1", "alpha"),
     ("--data.partition Dirichlet --data.partition.alpha 0", "data.partition|alpha"),
     ("--data.partition Shards --data.partition.classes_per_client 11", "classes_per_client"),
@@ -65,10 +60,13 @@ OPTIONS = [
     ("--ckpt_path no.ckpt", "ckpt_path|no.ckpt"),
     ("--ckpt_path last --trainer.default_root_dir no", "ckpt_path|default_root_dir"),
     ("--ckpt_path run.yaml", "ckpt_path|run.yaml"),
-    ("--nothing 3", "--nothing"),
+    ("--nothing 3", "--nothing|its options are|trainer"),
+    ("--data.nothing 3", "its options are dataset|class_shares"),
+    ("--model.nothing 3", "its options are|threshold"),
+    ("--model unsupervised", "lightning-fedssl methods"),
     ("--trainer.gpus 2", "--trainer.accelerator gpu"),
     ("--data.alpha 0.1", "--data.partition.alpha"),
-    ("--data.partition noniid", "--data.partition Dirichlet"),
+    ("--data.partition Non-IID", "--data.partition Dirichlet"),
     ("--model FedProx", "--model FedAvg --model.prox_mu"),
 ]
 
@@ -122,4 +120,5 @@ def test_a_wrong_configuration_file(folder: Path, capsys: pytest.CaptureFixture[
     message = failure(capsys, "fit", "--config", "run.yaml", "--config", name)
     assert message.startswith(start)
     assert words in message
+    assert name in failure(capsys, "compare", name)
     assert not (folder / "ran").exists()
