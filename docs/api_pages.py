@@ -18,7 +18,7 @@ GROUPS = {
     "Tasks": "task",
     "Networks": "models",
     "Callbacks": "callbacks callback",
-    "Schedules, devices, metrics": "schedules system metrics functional.optimizers.FedOpt",
+    "Schedules, devices, metrics": "functional.schedules system metrics functional.optimizers.FedOpt",
     "Rules for updates": "updates.rule updates.acceptance updates.aggregators updates.attacks",
     "Privacy": "updates.privacy updates.accounting",
     "Extension points": "algorithm round run local_work state data.local_data sampling",

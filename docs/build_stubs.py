@@ -40,7 +40,7 @@ from torch import nn
 """
 ALSO = """\
 from lightning_fedssl.algorithms.uda import Annealing
-from lightning_fedssl.schedules import Schedule
+from lightning_fedssl.functional.schedules import Schedule
 from lightning_fedssl.task import Task
 """
 SENTENCE = re.compile(r"(?<!\bFig)(?<!\bFigs)(?<!\bEq)(?<!\bApp)(?<!\bal)\. |: ")

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from lightning_fedssl.callbacks import *
     from lightning_fedssl.cli.experiment import Experiment as Experiment
     from lightning_fedssl.data import *
+    from lightning_fedssl.functional.schedules import Constant as Constant
+    from lightning_fedssl.functional.schedules import Cosine as Cosine
+    from lightning_fedssl.functional.schedules import FractionalCosine as FractionalCosine
+    from lightning_fedssl.functional.schedules import Schedule as Schedule
     from lightning_fedssl.models import *
     from lightning_fedssl.round import Federation as Federation
     from lightning_fedssl.round import Round as Round
     from lightning_fedssl.run import Run as Run
-    from lightning_fedssl.schedules import Constant as Constant
-    from lightning_fedssl.schedules import Cosine as Cosine
-    from lightning_fedssl.schedules import FractionalCosine as FractionalCosine
-    from lightning_fedssl.schedules import Schedule as Schedule
     from lightning_fedssl.system import Availability as Availability
     from lightning_fedssl.system import Device as Device
     from lightning_fedssl.system import RandomDropout as RandomDropout
@@ -66,12 +66,12 @@ _MODULES = {
         Scaling Shards Signals SiteFolders SplitRequest Stratified Table TimeMask Views Visits
     """,
     "functional.optimizers": "FedOpt",
+    "functional.schedules": "Constant Cosine FractionalCosine Schedule",
     "models": """
         AlexNet Backbone CNN CNN13 EMNISTCNN MLP Network NetworkFactory NormKind RandomKernels
         ResNet18 ResNet8 ResNet9 SVHNCNN SignalCNN StaticBatchNorm2d TimmBackbone TimmLoRA UNet
         VGG11 VGG16 WideResNet build_network make_norm
     """,
-    "schedules": "Constant Cosine FractionalCosine Schedule",
     "system": "Availability Device RandomDropout SystemModel",
     "task": "Classification MultiLabel Regression Segmentation Task",
     "round": "Federation Round",

@@ -43,13 +43,13 @@ from lightning_fedssl.functional.frozen import personal_names
 from lightning_fedssl.functional.optimizer_states import set_learning_rate
 from lightning_fedssl.functional.optimizers import sgd
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32
+from lightning_fedssl.functional.schedules import Constant, Schedule
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.metrics.rounds import Logged
 from lightning_fedssl.models import NetworkFactory, StaticBatchNorm2d, build_network
 from lightning_fedssl.models.head import LinearAnswer, linear_targets, start_head
 from lightning_fedssl.models.pretrained import load_weights
 from lightning_fedssl.round import Federation, Round
-from lightning_fedssl.schedules import Constant, Schedule
 from lightning_fedssl.state import Batch, ClientStore, ClientUpdate, ServerState, is_local
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.storage.named_value import arguments_of, made

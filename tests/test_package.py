@@ -28,7 +28,7 @@ PACKAGE = "lightning_fedssl"
 COLLECTIONS = ("models", "data", "callbacks", "algorithms")
 
 ORDER = [
-    "version", "functional", "task", "schedules", "sampling", "storage", "report", "metrics", "distributed", "system",
+    "version", "functional", "task", "sampling", "storage", "report", "metrics", "distributed", "system",
     "models", "state", "round", "data", "local_work", "algorithm", "export", "local_training", "hooks", "run",
     "callback", "comparison", "callbacks", "interop", "algorithms", "updates", "trainer", "deployment", "cli",
     "__init__", "__main__",

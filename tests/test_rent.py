@@ -21,6 +21,7 @@ import lightning_fedssl
 ROOT = Path(__file__).resolve().parents[1]
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 KEY = re.compile(r"(\w+)[\"']?\s*[:=]")
+WORD = re.compile(r"\w+")
 OPTION = re.compile(r"(?:--|\b(?:model|data|trainer)\.)([\w.-]+)")
 FOREIGN = {"setup_context", "parser_kwargs"}.union(
     *map(dir, (Callback, LightningModule, Trainer, LightningCLI, LightningArgumentParser, Function))
@@ -34,16 +35,17 @@ def read(*patterns: str) -> list[str]:
     return [path.read_text(encoding="utf-8") for path in paths if path != Path(__file__)]
 
 
-INSIDE = [ast.parse(text) for text in read("lightning_fedssl/**/*.py", "callbacks/*.py")]
+def words(pattern: re.Pattern[str], *files: str) -> set[str]:
+    """The words of what a pattern finds in files."""
+    return {word for text in read(*files) for found in pattern.findall(text) for word in WORD.findall(found)}
+
+
+PACKAGE = ("lightning_fedssl/**/*.py", "callbacks/*.py")
+OUTSIDE = ("tests/**/*.py", "examples/**/*.py", "benchmarks/**/*.py", "docs/*.py")
+PAGES = "lightning_fedssl/**/*.html"
+INSIDE = [ast.parse(text) for text in read(*PACKAGE)]
 CLASSES = {node.name: node for tree in INSIDE for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-WRITTEN = {
-    word for page in read("*.md", "docs/**/*.md") for code in CODE.findall(page) for word in re.findall(r"\w+", code)
-}
-WRITTEN |= {
-    key
-    for text in read("configs/**/*.yaml", "examples/**/*.yaml", "lightning_fedssl/**/*.html")
-    for key in KEY.findall(text)
-}
+WRITTEN = words(CODE, "*.md", "docs/**/*.md") | words(KEY, "configs/**/*.yaml", "examples/**/*.yaml")
 """The words of all code on pages, and the keys of configurations."""
 
 
@@ -98,14 +100,8 @@ class Uses:
 
 
 @cache
-def outside() -> Uses:
-    texts = read("tests/**/*.py", "examples/**/*.py", "benchmarks/**/*.py", "docs/*.py")
-    return Uses(map(ast.parse, texts))
-
-
-@cache
-def inside() -> Uses:
-    return Uses(INSIDE)
+def uses(*patterns: str) -> Uses:
+    return Uses(map(ast.parse, read(*patterns)))
 
 
 def options(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
@@ -124,9 +120,9 @@ def options(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
 
 def test_somebody_gives_every_option() -> None:
     """Those of classes that users make from outside the package, others also inside of it."""
-    known, unused = WRITTEN | FOREIGN, []
+    known, unused = WRITTEN | FOREIGN | words(KEY, PAGES), []
     for owner, name, place in (option for tree in INSIDE for option in options(tree)):
-        users = [outside()] if owner in lightning_fedssl.__all__ else [outside(), inside()]
+        users = [uses(*OUTSIDE), *([] if owner in lightning_fedssl.__all__ else [uses(*PACKAGE)])]
         given = any(name in uses.keys[""] or name in uses.keys[owner] or uses.places[owner] > place for uses in users)
         if not (given or name in known or owner in FOREIGN or owner.startswith("_")):
             unused.append(f"{owner}.{name}")
@@ -134,7 +130,7 @@ def test_somebody_gives_every_option() -> None:
 
 
 def test_somebody_uses_every_public_name() -> None:
-    named = outside().names | inside().names | WRITTEN | FOREIGN
+    named = uses(*OUTSIDE).names | uses(*PACKAGE).names | WRITTEN | FOREIGN | words(WORD, PAGES)
     kinds = (ast.FunctionDef, ast.ClassDef)
     defined = {node.name for tree in INSIDE for node in ast.walk(tree) if isinstance(node, kinds)}
     unused = {name for name in defined - named if not name.startswith("_")}

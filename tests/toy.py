@@ -18,9 +18,9 @@ from lightning_fedssl.algorithms import FedAvg, SemiFL
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
+from lightning_fedssl.functional.schedules import Cosine
 from lightning_fedssl.models import CNN, NormKind
 from lightning_fedssl.round import Round
-from lightning_fedssl.schedules import Cosine
 from lightning_fedssl.state import Direction
 from lightning_fedssl.task import MultiLabel, Regression, Segmentation, Task
 from lightning_fedssl.trainer import FederatedTrainer

@@ -30,7 +30,7 @@ from lightning_fedssl.algorithms.semifl import SemiFL as _SemiFL
 from lightning_fedssl.algorithms.supervised import Supervised as _Supervised
 from lightning_fedssl.algorithms.uda import UDA as _UDA
 from lightning_fedssl.algorithms.uda import Annealing
-from lightning_fedssl.schedules import Schedule
+from lightning_fedssl.functional.schedules import Schedule
 from lightning_fedssl.task import Task
 
 __all__ = [

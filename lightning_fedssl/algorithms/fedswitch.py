@@ -46,9 +46,9 @@ from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.by_name import below, unprefixed, without
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label, skew_of
+from lightning_fedssl.functional.schedules import Cosine, Schedule
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models.teacher import Teacher
-from lightning_fedssl.schedules import Cosine, Schedule
 from lightning_fedssl.state import Batch
 
 if TYPE_CHECKING:

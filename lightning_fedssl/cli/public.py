@@ -7,11 +7,11 @@ from lightning_fedssl import (
     callbacks,
     data,
     models,
-    schedules,
     system,
     task,
     trainer,
     updates,
 )
+from lightning_fedssl.functional import schedules
 
 PARTS = (algorithms, callbacks, data, models, schedules, system, task, trainer, updates)

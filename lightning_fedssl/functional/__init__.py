@@ -1,4 +1,4 @@
-"""Pure tensor functions: losses, pseudo-labels, averaging, statistics.
+"""Pure functions of tensors and rounds: losses, pseudo-labels, averaging, statistics, schedules.
 
 Independent of trainer and federation.
 """

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_fedssl.schedules import Schedule
+from lightning_fedssl.functional.schedules import Schedule
 from lightning_fedssl.task import Task
 
 Values = dict[str, Any]

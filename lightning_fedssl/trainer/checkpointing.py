@@ -22,10 +22,10 @@ from lightning_fedssl.export import describe_model
 from lightning_fedssl.export.description import Description, describe_data
 from lightning_fedssl.functional.by_name import below, mapped, only, prefixed, without
 from lightning_fedssl.functional.optimizer_states import load_optimizer_state, optimizer_state
+from lightning_fedssl.functional.schedules import Schedule
 from lightning_fedssl.metrics.rounds import Metrics
 from lightning_fedssl.round import Round
 from lightning_fedssl.run import Run
-from lightning_fedssl.schedules import Schedule
 from lightning_fedssl.state import frozen_state, load_state
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.storage.files import lock_folder

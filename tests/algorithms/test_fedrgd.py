@@ -16,7 +16,7 @@ from lightning_fedssl.algorithms import FedRGD
 from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm, group_sizes
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.pseudo_labels import pseudo_label
-from lightning_fedssl.schedules import FractionalCosine
+from lightning_fedssl.functional.schedules import FractionalCosine
 from lightning_fedssl.state import ClientUpdate, ServerState
 from lightning_fedssl.task import Task
 from tests.algorithms.helpers import (

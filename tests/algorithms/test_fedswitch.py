@@ -14,8 +14,8 @@ from torch import Tensor
 from lightning_fedssl.algorithms import FedSwitch
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.averaging import sizes_of
+from lightning_fedssl.functional.schedules import Constant
 from lightning_fedssl.models import CNN
-from lightning_fedssl.schedules import Constant
 from tests.algorithms.helpers import ByNumber, fitted, ready, toy_fedswitch, toy_fixmatch
 from tests.toy import ToyData, assert_same, toy_trainer
 from tests.trainer.helpers import StopAfter

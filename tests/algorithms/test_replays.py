@@ -38,9 +38,9 @@ from lightning_fedssl.data.partition.federated_split import ClientIndices, Feder
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.optimizers import half_momentum
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
+from lightning_fedssl.functional.schedules import Cosine, FractionalCosine
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import CNN, MLP, ResNet9, WideResNet
-from lightning_fedssl.schedules import Cosine, FractionalCosine
 from lightning_fedssl.state import Batch, ClientUpdate, ServerState
 from tests.algorithms.helpers import momentum_of
 from tests.algorithms.replay import (

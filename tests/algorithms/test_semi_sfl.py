@@ -21,11 +21,11 @@ from lightning_fedssl.algorithms.common.split_learning import SplitTraining
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data.partition.index_lists import ClientIndices
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.schedules import Constant
 from lightning_fedssl.local_training import split_learning
 from lightning_fedssl.local_work import endless_rows
 from lightning_fedssl.models import CNN, SVHNCNN, AlexNet
 from lightning_fedssl.models.teacher import tensors_of  # type: ignore[attr-defined]
-from lightning_fedssl.schedules import Constant
 from lightning_fedssl.state import ServerState
 from tests.algorithms.helpers import Silent, toy_fedswitch_sl, toy_semi_sfl
 from tests.toy import ToyData, assert_same, sgd, toy_round, toy_trainer, weights

@@ -27,8 +27,8 @@ from lightning_fedssl.cli import main
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.export import export, load_network, network_of
 from lightning_fedssl.export.model_card import model_card
+from lightning_fedssl.functional.schedules import Cosine
 from lightning_fedssl.models import CNN, MLP
-from lightning_fedssl.schedules import Cosine
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.storage.named_value import NotNamedError, named_value, named_values, object_of
 from tests.algorithms.helpers import METHODS

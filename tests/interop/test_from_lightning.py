@@ -27,8 +27,8 @@ from lightning_fedssl import FedAvg, FixMatch, Median, PseudoLabelPoison, sampli
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import ClientEvaluation
 from lightning_fedssl.functional.averaging import WeightedSum
+from lightning_fedssl.functional.schedules import Cosine
 from lightning_fedssl.interop.loaders import samples_of
-from lightning_fedssl.schedules import Cosine
 from tests.toy import ToyData, assert_same, forked, toy_trainer
 from tests.trainer.helpers import logged
 

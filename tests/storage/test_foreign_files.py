@@ -16,7 +16,7 @@ from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.cli import main
 from lightning_fedssl.comparison.results import rounds
 from lightning_fedssl.export import load_network
-from lightning_fedssl.schedules import Cosine
+from lightning_fedssl.functional.schedules import Cosine
 from lightning_fedssl.storage import checkpoint_file
 from tests.toy import labeled_clients, toy, toy_fedavg, toy_trainer
 

@@ -15,8 +15,8 @@ from lightning_fedssl.callbacks import ClientEvaluation, CommunicationLedger, Fe
 from lightning_fedssl.comparison.execute import has_checkpoint
 from lightning_fedssl.comparison.results import is_finished, rounds
 from lightning_fedssl.functional.optimizers import half_momentum
+from lightning_fedssl.functional.schedules import Cosine, FractionalCosine, Schedule
 from lightning_fedssl.models import CNN
-from lightning_fedssl.schedules import Cosine, FractionalCosine, Schedule
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.system import Device, SystemModel
 from lightning_fedssl.trainer.checkpointing import restore

@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import Timer
 from lightning_fedssl import callbacks
 from lightning_fedssl.algorithms.common.cohort_slots import clone
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.schedules import Cosine
+from lightning_fedssl.functional.schedules import Cosine
 from lightning_fedssl.state import load_state
 from lightning_fedssl.system import Device, SystemModel
 from lightning_fedssl.trainer.setup import build_model

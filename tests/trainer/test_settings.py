@@ -16,8 +16,8 @@ from torch.utils.data import TensorDataset
 
 from lightning_fedssl.algorithms import Supervised
 from lightning_fedssl.data import FederatedDataModule, Shards
+from lightning_fedssl.functional.schedules import Constant
 from lightning_fedssl.models import MLP
-from lightning_fedssl.schedules import Constant
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.trainer import FederatedTrainer, settings
 from tests.toy import ToyData, toy_semifl, toy_trainer

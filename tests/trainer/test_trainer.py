@@ -298,8 +298,8 @@ class ReadsTrainer(Callback):
         assert trainer.optimizers == [trainer.client_optimizer, trainer.server_optimizer]
         assert (trainer.lightning_module, trainer.logged_metrics) == (pl_module, trainer.callback_metrics)
         assert isinstance(trainer.checkpoint_callback, FederatedCheckpoint)
-        assert (trainer.training, trainer.testing, trainer.local_rank) == (True, False, 0)
-        assert (trainer.validating, trainer.predicting) == (False, False)
+        stages = (trainer.training, trainer.testing, trainer.validating, trainer.predicting)
+        assert (*stages, trainer.local_rank) == (True, False, False, False, 0)
         assert trainer.estimated_stepping_batches == trainer.max_rounds * trainer.num_training_batches
         assert isinstance(trainer.datamodule, ToyData)
         trainer.print("read")

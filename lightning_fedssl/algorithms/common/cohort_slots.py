@@ -21,8 +21,8 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State, sizes_of
 from lightning_fedssl.functional.by_name import mapped, places, prefixed
 from lightning_fedssl.functional.optimizer_states import load_optimizer_state, optimizer_state
+from lightning_fedssl.functional.schedules import FractionalCosine, Schedule
 from lightning_fedssl.local_work import LocalWork, labeled_work
-from lightning_fedssl.schedules import FractionalCosine, Schedule
 from lightning_fedssl.state import ClientUpdate
 
 if TYPE_CHECKING:

@@ -33,10 +33,10 @@ from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.by_name import below, tensors_of, unprefixed
 from lightning_fedssl.functional.ema import ema_update
 from lightning_fedssl.functional.optimizers import nesterov_sgd
+from lightning_fedssl.functional.schedules import Cosine, Schedule
 from lightning_fedssl.local_work import LocalWork, endless_rows, epochs_of, one_pass
 from lightning_fedssl.models.split import SplitNetwork, split
 from lightning_fedssl.models.teacher import Teacher
-from lightning_fedssl.schedules import Cosine, Schedule
 from lightning_fedssl.state import Batch, ClientUpdate
 
 if TYPE_CHECKING:

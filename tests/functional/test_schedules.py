@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from lightning_fedssl import Experiment
-from lightning_fedssl.schedules import Constant, Cosine, FractionalCosine, Schedule
+from lightning_fedssl.functional.schedules import Constant, Cosine, FractionalCosine, Schedule
 from tests.toy import ToyData, toy_semifl, toy_trainer
 
 
