@@ -56,6 +56,7 @@ PARTS = {
             "banana", "bupa", "crx", "hayes-roth", "housevotes", "iris", "mammographic", "marketing", "monk-2",
             "mushroom", "ecoli1", "glass0", "haberman", "page-blocks0", "yeast1", "yeast3",
         ),
+        "series": ("ACSF1", "Coffee", "OSULeaf", "Trace"),
         "images": ("cifar10",),
     },
 }  # fmt: skip
