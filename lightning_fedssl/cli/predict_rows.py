@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from lightning_fedssl.cli.export import checkpoint_of, parser
+from lightning_fedssl.data.class_shares import drawn_to
 from lightning_fedssl.export import LoadedNetwork, network_of
 from lightning_fedssl.storage import run_folder
 
@@ -34,12 +36,19 @@ def main(arguments: Sequence[str]) -> int:
     """
     made = parser("predict", DESCRIPTION)
     made.add_argument("--rows", type=str, help="A CSV file with the columns of the training data.")
+    made.add_argument(
+        "--class_shares",
+        type=dict[str, Any],
+        help="How frequent the classes are among the rows, such as --class_shares.ill 0.2.",
+    )
     options = made.parse_args(list(arguments))
     checkpoint = checkpoint_of(options)
     model = LoadedNetwork(*network_of(checkpoint, options.trust))
     found = model.predict(options.rows)
     path = Path(options.output or checkpoint.parent.with_name("predictions.csv"))
     values = torch.tensor([[*row.values()] for row in found])
+    if options.class_shares:
+        values = drawn_to(values, options.class_shares, [*found[0]])
     one_class = model.description["task"] == "Classification"
     run_folder.write_predictions(values, path, [*found[0]], one_class=one_class)
     print(f"read: {checkpoint}\nwritten: {path}, {len(found)} rows")

@@ -37,8 +37,11 @@ share is off by a factor of 1.5, as an estimate is."""
 _SITE = "site"
 _OPTIONS = ("of", "rough", "rounded", "off_by", "counted", "public")
 _SIMULATED = {
-    "rounded": "rounded to", "off_by": "off by a factor of", "counted": "samples counted:",
-}  # fmt: skip
+    "rounded": ("rounded to", 0, 1),
+    "off_by": ("off by a factor of", 1, math.inf),
+    "counted": ("samples counted:", 1, math.inf),
+}
+"""What makes shares of sites inexact: a text, above what the value is, and the largest."""
 _ABOUT = re.compile(r"(about|around|roughly|circa|ca\.?|~)\s*")
 _COUNTS = {"": 1, "a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4}
 _PARTS = {
@@ -105,9 +108,16 @@ class ClassShares:
         self._rows: dict[str, SiteShares] = {}
         self._of_all: SiteShares | None = None
         if self.of_sites:
-            self._check_simulated()
-            how = [f"{_SIMULATED[name]} {options[name]:g}" for name in simulated]
-            self.text += f" (the partition's own, {''.join(how) or 'exact'})"
+            how = "exact"
+            for name in simulated:
+                text, low, high = _SIMULATED[name]
+                if not low < options[name] <= high:
+                    raise ValueError(
+                        f"{KEY}.{name} is {options[name]}; give a share up to 1 to round to, a "
+                        "factor above 1, or a number of samples"
+                    )
+                how = f"{text} {options[name]:g}"
+            self.text += f" (the partition's own, {how})"
         elif self.of_nodes:
             self.text = "nodes know their shares"
         elif isinstance(stated, Mapping) and all(isinstance(r, Mapping) for r in stated.values()):
@@ -127,21 +137,6 @@ class ClassShares:
                 f"{KEY} is {shortened(given)}; give a mapping from classes to shares, a CSV file "
                 "with the column site and one for each class, or {of: sites} in a simulation"
             )
-
-    def _check_simulated(self) -> None:
-        """Refuses sizes of errors that are none."""
-        rounded, off_by, counted = (self._options[name] for name in _SIMULATED)
-        wrong = {
-            "rounded": rounded is not None and not 0 < rounded <= 1,
-            "off_by": off_by is not None and not off_by >= 1,
-            "counted": counted is not None and not (counted > 1 and counted == int(counted)),
-        }
-        for name, is_wrong in wrong.items():
-            if is_wrong:
-                raise ValueError(
-                    f"{KEY}.{name} is {self._options[name]}; give a share up to 1 to round to, a "
-                    "factor from 1 up, or a number of samples"
-                )
 
     def _row(self, values: Mapping[Any, Any], where: str = "") -> SiteShares:
         return read_row(values, self._names, bool(self._options["rough"]), where)
@@ -275,7 +270,13 @@ def drawn_to(predictions: Tensor, given: Mapping[str, Any], class_names: Sequenc
         predictions: ``(samples, classes)``.
         given: What the site states; see :func:`read_row`.
         class_names: The classes, in the order of the columns.
+
+    Raises:
+        ValueError: If the samples have no class or several, or the shares are none.
     """
+    sums = predictions.flatten(1).sum(1)
+    if (sums - 1).abs().max() > 0.02:  # of 16 bits
+        raise ValueError("--class_shares is for samples of one class each; leave it out")
     stated = read_row(given, class_names)
     logits = predictions.clamp_min(torch.finfo(predictions.dtype).tiny).log()
     sureness = stated.sureness * counted_sureness(*predictions.shape)

@@ -13,6 +13,7 @@ import torch
 from lightning_fedssl import Experiment
 from lightning_fedssl.cli import entry
 from lightning_fedssl.data import Table
+from lightning_fedssl.data.class_shares import drawn_to
 from lightning_fedssl.data.table_rows import encode_rows
 from lightning_fedssl.export import load_network
 
@@ -87,6 +88,18 @@ def test_predict_needs_the_checkpoint_alone(folder: Path) -> None:
         rows = [*csv.DictReader(file)]
     found = load_network(folder / "out").predict(folder / "new.csv")
     assert [row["class_name"] for row in rows] == [max(row, key=row.__getitem__) for row in found]
+
+
+def test_new_rows_are_drawn_to_the_shares_of_their_site(folder: Path) -> None:
+    found = []
+    for share in (0.1, 0.9):
+        command = ["predict", "--rows", str(folder / "new.csv"), "--output", str(folder / f"{share}.csv")]
+        entry.main([*command, "--default_root_dir", str(folder / "run"), "--class_shares.ill", str(share)])
+        with (folder / f"{share}.csv").open() as file:
+            found.append([float(row["probability_ill"]) for row in csv.DictReader(file)])
+    assert all(few < many for few, many in zip(*found, strict=True))
+    with pytest.raises(ValueError, match="one class each"):
+        drawn_to(torch.tensor([[0.9, 0.8]]), {"ill": 0.1}, ["ill", "well"])
 
 
 def test_five_lines_of_torch_and_json_give_the_same_classes(folder: Path) -> None:
