@@ -380,16 +380,11 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
 
     def _report(self, loaded: LoadedData) -> None:
         """Completes the report of what was read."""
-
-        def by_stratum(split: ImageSplit) -> ImageSplit:
-            return replace(split, labels=self.strata(split))
-
-        self.reading.inspect(
-            replace(loaded.spec, class_names=self.strata_names),
-            by_stratum(loaded.train),
-            by_stratum(loaded.test),
-            loaded.validation and by_stratum(loaded.validation),
-        )
+        _, *splits = loaded
+        by_stratum: list[Any] = [
+            split and replace(split, labels=self.strata(split)) for split in splits
+        ]
+        self.reading.inspect(replace(loaded.spec, class_names=self.strata_names), *by_stratum)
         if advice := self.task.advice(loaded.train.labels):
             self.reading.warn(advice)
         if "classes" in self.task.gives:
@@ -486,7 +481,7 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         self.own_data_hash()  # of the samples themselves
         used = torch.cat([self._outside_server, self._server, self._validation]).unique()
         used = used[used < len(self._train.images)]  # a server of other machines has its own alone
-        found = self.features(self._train.images[used])
+        found = self.inputs.extractor(self._train.images[used], augmented=True)
         features = torch.zeros(len(self._train.images), *found.shape[1:])
         features[used] = found
         self._train = replace(self._train, images=features)
@@ -498,15 +493,6 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
     def _with_features(self, split: ImageSplit) -> ImageSplit:
         """A split with plain features for its samples."""
         return replace(split, images=self.inputs.extractor(split.images))
-
-    def features(self, samples: Tensor) -> Tensor:
-        """Features of ``data.backbone`` ``(n, views, d)``: of the plain view, and of weak and
-        strong ones.
-
-        Args:
-            samples: ``(n, ...)``, as they are stored.
-        """
-        return self.inputs.extractor(samples, augmented=True)
 
     def to(self, device: torch.device | str) -> None:
         """Moves the images and all indices to a device, once.

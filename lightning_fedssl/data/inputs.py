@@ -117,8 +117,8 @@ class Inputs:
             ValueError: Names the key.
         """
         views = self._views_of_samples()
-        for key, view in (("weak", self.weak), ("strong", self.strong)):
-            if not isinstance(view, str):
+        for key in ("weak", "strong"):
+            if not isinstance(getattr(self, key), str):
                 check_view(getattr(views, key), samples, f"data.{key}")
         if self.per_pixel and not isinstance(self.strong, str):
             check_still(views.strong, self.spec)

@@ -171,7 +171,7 @@ class OwnData:
             )
         images = torch.cat([labeled, unlabeled])
         if datamodule.backbone is not None:
-            images = datamodule.features(images)
+            images = datamodule.inputs.extractor(images, augmented=True)
         with_label, without_label = torch.arange(len(images)).split([len(labeled), len(unlabeled)])
         self._data = LocalData(
             party=client,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from lightning_fedssl.data.sources.base import (
     part_of,
     read_csv,
 )
-from lightning_fedssl.data.sources.reading import MISSING, NO_LABEL, Reading, cut
+from lightning_fedssl.data.sources.reading import MISSING, NO_LABEL, UNKNOWN, Reading, cut
 from lightning_fedssl.data.table_rows import (
     Input,
     encode,
@@ -104,10 +105,10 @@ class Table(Datasets):
     ) -> None:
         of_labels = [*label_columns] or [label_column]
         special = [*of_labels, *filter(None, (client_column, split_column))]
-        named = [*special, *(numeric or ()), *(categorical or ()), *ignore]
-        rows = read_csv(csv_file, named, self.reading)
+        asked = {"ignore": ignore, "numeric": numeric, "categorical": categorical}
+        rows = read_csv(csv_file, [*special, *chain(*filter(None, asked.values()))], self.reading)
         if label_columns:
-            classes = [*label_columns]
+            classes = of_labels
             labels = label_numbers(rows, label_columns, csv_file)
             strata = np.where(np.isnan(labels).all(axis=1), -1, 0)
         else:
@@ -118,59 +119,53 @@ class Table(Datasets):
         place = np.where(is_fifth(strata), "test", "train").astype(object)
         if split_column:
             place = np.array([part_of(row[split_column]) for row in rows], dtype=object)
-        found = sorted(set(place))
-        if not {"train", "test"} <= set(found) <= set(_PARTS):
+        if not {"train", "test"} <= (found := set(place)) <= set(_PARTS):
             raise ValueError(
                 f"data.dataset: {csv_file!r} needs rows of train and of test, and no others than "
-                f"of unlabeled and validation; there are {shortened(', '.join(found))} "
+                f"of unlabeled and validation; there are {shortened(', '.join(sorted(found)))} "
                 f"(numbers to predict are named by label_columns: [{label_column}]; without "
                 "split_column each fifth row of every class is a test row)"
             )
-        for row, label, part in zip(rows, labels, place, strict=True):
-            needs_label = part in ("test", "validation") and not label_columns and label < 0
-            needed = client_column if part in ("train", "unlabeled") else None
-            needed = label_column if needs_label else needed
-            if needs_label or (needed and client_of(row[needed]) is None):
+        for row, part in zip(rows, place, strict=True):
+            needed = client_column
+            if part in ("test", "validation"):
+                needed = None if label_columns else label_column
+            if needed and row[needed] in (UNKNOWN if needed == client_column else NO_LABEL):
                 raise ValueError(
                     f"data.dataset: {csv_file!r}, row {row.number}: a row of {part} needs a value "
                     f"of {needed}; complete or remove it"
                 )
-        asked = {"ignore": ignore, "numeric": numeric, "categorical": categorical}
         for name in of_labels:
             if label_columns:
                 _Column(name, rows, asked).warn_of_doubts(self.reading)
-            empty = [row for row in rows if row[name] in NO_LABEL and row[name]]
-            if empty and (not label_columns or empty[0][name] in MISSING):
-                self.reading.warn(
-                    f"{cut(name)}: rows without a label are {len(empty)} of {len(rows)}: "
-                    f"{empty[0][name]!r} in row {empty[0].number}"
-                )
+            _warn_of_no_label(name, rows, MISSING if label_columns else NO_LABEL, self.reading)
         columns = [_Column(name, rows, asked) for name in rows[0] if name not in special]
         _report(columns, strict, self.reading)
-        for column in columns:
-            if column.kind in ("numeric", "categorical"):
-                values = column.numbers if column.kind == "numeric" else column.cells.astype(str)
-                self.reading.warn_of_column(column.name, values, labels)
-        self.feature_names = [column.name for column in columns if column.kind == "numeric"]
-        training = np.isin(place, ["train", "unlabeled"])
-        used = [column for column in columns if column.kind in ("numeric", "categorical")]
-        used.sort(key=lambda column: column.kind != "numeric")
-        self.inputs = [each for column in used for each in column.inputs(training)]
+        self._prepare(columns, labels, np.isin(place, ["train", "unlabeled"]))
         self.label_column = "" if label_columns else label_column
-        features = encode({column.full_name: column.cells for column in used}, self.inputs)
+        features = encode({column.full_name: column.cells for column in columns}, self.inputs)
         parts: dict[str, Any] = {"class_names": classes}
-        for part in found:
+        for part in sorted(found):
             lines = np.flatnonzero(place == part)
             parts[part] = features[lines], labels[lines]
             if client_column and part in _CLIENTS_OF:
                 parts[_CLIENTS_OF[part]] = [client_of(rows[line][client_column]) for line in lines]
         super().__init__(**parts)
+
+    def _prepare(self, columns: Sequence[_Column], labels: Any, training: Any) -> None:
+        """Decides how features become numbers, from the training rows, numeric columns first."""
+        used = [column for column in columns if column.kind in ("numeric", "categorical")]
+        for column in used:
+            values = column.numbers if column.kind == "numeric" else column.cells.astype(str)
+            self.reading.warn_of_column(column.name, values, labels)
         self.fitted = tuple(
             f"the median or the categories of {column.name}"
-            for column in columns
-            if column.kind == "categorical"
-            or (column.kind == "numeric" and np.isnan(column.numbers).any())
+            for column in used
+            if column.kind == "categorical" or np.isnan(column.numbers).any()
         )
+        used.sort(key=lambda column: column.kind != "numeric")
+        self.feature_names = [column.name for column in used if column.kind == "numeric"]
+        self.inputs = [each for column in used for each in column.inputs(training)]
 
     def load(self) -> LoadedData:
         """Reads the rows, and adds how they become numbers; see the base class."""
@@ -295,6 +290,18 @@ class _Column:
         steps = np.diff(values)
         regular = np.array_equal(values, values.round()) or np.allclose(steps, steps[0])
         return regular and different == len(values)
+
+
+def _warn_of_no_label(
+    name: str, rows: Sequence[Row], words: Collection[str], reading: Reading
+) -> None:
+    """Says how many rows a word has no label, such as NA: not an empty cell, which is meant so."""
+    empty = [row for row in rows if row[name] in NO_LABEL and row[name]]
+    if empty and empty[0][name] in words:
+        reading.warn(
+            f"{cut(name)}: rows without a label are {len(empty)} of {len(rows)}: "
+            f"{empty[0][name]!r} in row {empty[0].number}"
+        )
 
 
 def label_numbers(rows: Sequence[Row], columns: Sequence[str], path: str) -> Any:
