@@ -42,7 +42,9 @@ def setting(algorithm: FedSHVR, data: FederatedDataModule) -> Setting:
     algorithm.configure_model()
     clients = [data.local_data(client, 1) for client in range(data.num_clients)]
     plain = clients[0].views.plain
-    train, test = (plain(images, torch.arange(0)).flatten(1) for images in (clients[0].images, data.test_images))
+    train, test = (
+        plain(images, torch.arange(0)).flatten(1) for images in (clients[0].images, data.test_as_read.images)
+    )
     axes = torch.linalg.eigh(train.T @ train)[1][:, -AXES:]
     first, last = (m for m in algorithm.network.modules() if isinstance(m, torch.nn.Linear))
     times = first.out_features / UNITS

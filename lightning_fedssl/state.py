@@ -353,11 +353,7 @@ class ClientStore:
 
     def of(self, client: int) -> State:
         """All stored tensors of a client, named ``kind.name``; empty if there are none."""
-        found: State = {}
-        for (kind, owner), state in self._kept.items():
-            if owner == client:
-                found |= prefixed(f"{kind}.", state)
-        return found
+        return self.state_dict().get(client, {})
 
     def having(self, kind: str) -> list[int]:
         """The clients with a state of this kind, in ascending order."""

@@ -527,9 +527,8 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
             dtype: The floating type of its views.
         """
         is_server = party == sampling.SERVER
-        labeled, unlabeled = self._server, self._server[:0]
-        if not is_server:
-            labeled, unlabeled = self._clients[party]
+        at_server = self._server, self._server[:0]
+        labeled, unlabeled = at_server if is_server else self._clients[party]
         return LocalData(
             party=party,
             round=round_index,
@@ -611,11 +610,6 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
                 images = self.inputs.extractor(images)
             unknown = torch.full((len(images),), -1, device=device)
             yield self.inputs.plain(images.to(device), dtype), unknown
-
-    @property
-    def test_images(self) -> Tensor:
-        """The test images, ``(images, *in_shape)``."""
-        return self._test.images
 
     @property
     def test_labels(self) -> Tensor:

@@ -49,7 +49,7 @@ def check_values(values: Mapping[str, Any]) -> None:
         raise ValueError(f"data.task is {task!r}; in Python give an object: MultiLabel()")
     for key, others in _COUNTS.items():
         value = values[key]
-        is_count = isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 10**18
+        is_count = type(value) is int and 1 <= value < 10**18
         if not is_count and value not in others:
             also = ', or "all"' if key == "num_labels" else ""
             raise ValueError(

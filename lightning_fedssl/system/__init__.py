@@ -5,7 +5,7 @@ from lightning_fedssl.system.availability import (
     Outcome,
     RandomDropout,
 )
-from lightning_fedssl.system.devices import Device, Duration, SystemModel, Usage, pick
+from lightning_fedssl.system.devices import Device, Duration, SystemModel, Usage
 from lightning_fedssl.system.faults import Faults
 
 __all__ = [
@@ -17,5 +17,4 @@ __all__ = [
     "RandomDropout",
     "SystemModel",
     "Usage",
-    "pick",
 ]

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import astuple, dataclass
 from itertools import accumulate
 from operator import add
@@ -146,7 +146,7 @@ class SystemModel:
         """The device of a client, the same in all rounds."""
         shares = [device.share for device in self.devices]
         place = sampling.rng(seed, "device", client).random() * sum(shares)
-        return self.devices[pick(shares, place)]
+        return self.devices[bisect([*accumulate(shares)][:-1], place)]
 
     def rates(self, seed: int, round_index: int, client: int) -> tuple[float, float]:
         """The download and upload rate of a client in a round, in megabits per second."""
@@ -204,13 +204,3 @@ class SystemModel:
         if server_in_parallel:
             server = max(0.0, server - slowest.total)
         return Duration(slowest.compute, slowest.transfer, server)
-
-
-def pick(shares: Sequence[float], place: float) -> int:
-    """The index of the interval that contains a position, for adjacent intervals of these lengths.
-
-    Args:
-        shares: Lengths.
-        place: From 0 to below their sum.
-    """
-    return bisect([*accumulate(shares)][:-1], place)

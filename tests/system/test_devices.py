@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lightning_fedssl.callbacks import CommunicationLedger, SystemClock
-from lightning_fedssl.system import Device, Duration, SystemModel, Usage, pick
+from lightning_fedssl.system import Device, Duration, SystemModel, Usage
 from tests.algorithms.helpers import toy_rgd, toy_semi_sfl
 from tests.callbacks.test_communication_ledger import CNN_WEIGHTS, ledger_of
 from tests.toy import ToyData, forked, labeled_clients, toy_fedavg, toy_semifl, toy_trainer
@@ -72,11 +72,6 @@ def test_steps_are_independent_normal_draws() -> None:
     assert model.compute_seconds(0, 1, 0, 0) == 0
     wild = even(devices=[Device("a", 0.001, 1.0)])
     assert min(wild.compute_seconds(0, t, 0, 1) for t in range(50)) == 0
-
-
-def test_places_in_intervals() -> None:
-    """The intervals are [0, 1), [1, 3) and [3, 4); the end of the last counts as inside."""
-    assert [pick([1.0, 2.0, 1.0], place) for place in (0.0, 0.99, 1.0, 2.5, 3.0, 4.0)] == [0, 0, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize(
