@@ -4,7 +4,6 @@ from .checkpoint import FederatedCheckpoint
 from .client_evaluation import ClientEvaluation
 from .collapse_detector import CollapseDetector
 from .communication_ledger import CommunicationLedger
-from .dashboard import Dashboard
 from .ema_teacher import EMATeacher
 from .global_update_frequency import GlobalUpdateFrequency
 from .labels_alone import LabelsAlone
@@ -19,7 +18,6 @@ __all__ = [
     "ClientEvaluation",
     "CollapseDetector",
     "CommunicationLedger",
-    "Dashboard",
     "EMATeacher",
     "FederatedCheckpoint",
     "GlobalUpdateFrequency",

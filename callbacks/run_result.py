@@ -1,9 +1,11 @@
-"""Writes the result of a run as one JSON file, for scripts."""
+"""Writes the result of a run as one JSON file, for scripts, and as a row of TensorBoard's table."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.labels_alone import LabelsAlone
@@ -24,13 +26,29 @@ if TYPE_CHECKING:
 class RunResult(FederatedCallback):
     """Writes ``result.json`` into the run folder after ``fit``, ``validate`` and ``test``. Part of
     every run.
+
+    TensorBoard's tab *HParams* gets one row per run: method, seed, the settings of trainer, data,
+    partition, network, optimizers and schedule by their keys, and the final test accuracy. The runs
+    of a folder form a table.
     """
 
     def on_fit_end(  # type: ignore[override]
         self, trainer: Run, algorithm: FederatedAlgorithm
     ) -> None:
-        """Write the file; for an interrupted run it has the metrics of the last round."""
+        """Write the file; for an interrupted run it has the metrics of the last round, and there
+        is no row.
+        """
         _write(trainer, algorithm)
+        name = f"test/{trainer.datamodule.task.monitor}"
+        if name not in trainer.callback_metrics:
+            return
+        from torch.utils.tensorboard.summary import hparams
+
+        row = {"method": type(algorithm).__name__, "seed": trainer.seed, **trainer.table_row}
+        for logger in trainer.loggers if trainer.is_global_zero else ():
+            if isinstance(logger, TensorBoardLogger):
+                for summary in hparams(row, {name: float(trainer.callback_metrics[name])}):
+                    logger.experiment.file_writer.add_summary(summary)
 
     def on_evaluation_end(
         self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics

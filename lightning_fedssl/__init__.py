@@ -50,7 +50,7 @@ _MODULES = {
     """,
     "callback": "FederatedCallback",
     "callbacks": """
-        ClientEvaluation CollapseDetector CommunicationLedger Dashboard
+        ClientEvaluation CollapseDetector CommunicationLedger
         EMATeacher FederatedCheckpoint GlobalUpdateFrequency
         LabelsAlone
         PseudoLabelQuality RoundProgress RunReport RunResult StaticBatchNorm

@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
@@ -120,18 +121,20 @@ def _run(
     return 128 + stopped_by if stopped_by else 0
 
 
+def _words(arguments: list[str]) -> list[str]:
+    """The arguments, with options apart from the values that follow their ``=``."""
+    parts = (word.split("=", 1) if word.startswith("-") else [word] for word in arguments)
+    return [*chain.from_iterable(parts)]
+
+
 def _with_source(arguments: list[str]) -> list[str]:
     """The arguments with the class of ``--data.dataset FILE.csv``, where options of it follow."""
-    words: list[str] = []
-    for argument in arguments:
-        words += argument.split("=", 1) if argument.startswith("--data.dataset=") else [argument]
+    words = _words(arguments)
     if "--data.dataset" not in words[:-1]:
         return arguments
     at = words.index("--data.dataset") + 1
-    if not any(word.startswith("--data.dataset.") for word in words[at:]):
-        return arguments
     name = {".csv": ("Table", "csv_file"), ".npz": ("Arrays", "path")}.get(Path(words[at]).suffix)
-    if name is None:
+    if name is None or not any(word.startswith("--data.dataset.") for word in words[at:]):
         return arguments
     return [*words[:at], name[0], f"--data.dataset.{name[1]}", *words[at:]]
 
@@ -140,7 +143,7 @@ def _config_of_run(arguments: list[str]) -> Path | None:
     """The configuration in the run folder of a checkpoint file, where the command names no
     configuration.
     """
-    words = [word for argument in arguments for word in argument.split("=", 1)]
+    words = _words(arguments)
     if {"--config", "-c"} & {*words} or "--ckpt_path" not in words[:-1]:
         return None
     checkpoint = Path(words[words.index("--ckpt_path") + 1])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import logging
 import re
 import sys
 from collections.abc import Iterator
@@ -18,12 +19,14 @@ from jsonargparse import ActionConfigFile, get_loader, set_loader  # type: ignor
 from lightning.pytorch.callbacks.timer import Interval
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lightning_fedssl.cli.config_files import find_config
+from lightning_fedssl.cli.config_files import CONFIGS, find_config
 from lightning_fedssl.cli.messages import one_line
 from lightning_fedssl.cli.public import PARTS
 from lightning_fedssl.storage.optional import how_to_install
 from lightning_fedssl.storage.other_names import OTHER_NAMES
 from lightning_fedssl.trainer import FederatedTrainer
+
+_log = logging.getLogger(__name__)
 
 _UNKNOWN = re.compile(r"(arguments: --|[Oo]ption '|path string: |choice: ')([\w.-]+)")
 """Where jsonargparse's sentences name an option, a class or a command that does not exist."""
@@ -93,6 +96,15 @@ class ConfigFile(ActionConfigFile):
         is_mapping = str(values).startswith("{")
         parser.reading = "" if is_mapping else f"{values}: "
         path = values if is_mapping else str(find_config(str(values)))
+        if path.startswith(str(CONFIGS)):
+            if parser.own:
+                _log.warning(
+                    "%s comes after %s and replaces what both set: give your own file last",
+                    values,
+                    parser.own,
+                )
+        elif not is_mapping:
+            parser.own = values
         super().__call__(parser, cfg, path, option_string)  # type: ignore[no-untyped-call]
         parser.validate(cfg, skip_required=True)
         parser.reading = ""
@@ -105,6 +117,9 @@ class Parser(LightningArgumentParser):
 
     reading = ""
     """The configuration file that is being read."""
+
+    own = ""
+    """The last configuration file that is the user's own."""
 
     @classmethod
     def of_command(cls, name: str, description: str) -> Parser:
@@ -159,7 +174,6 @@ class Parser(LightningArgumentParser):
         if not self.exit_on_error:  # of a class that another parser reads, or in Python
             super().error(text, ex)
         sys.stderr.write(f"error: {one_line(text)}\n")
-        self.exit(2)
         raise SystemExit(2)
 
     def _suggestion(self, message: str) -> str:

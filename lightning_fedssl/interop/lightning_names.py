@@ -35,6 +35,13 @@ SAME = {
 """Lightning's attributes by what they are here. ``model`` is the user's module where the algorithm
 trains one, else the algorithm."""
 
+STAGES = {
+    "predicting": RunningStage.PREDICTING,
+    "validating": RunningStage.VALIDATING,
+    "testing": RunningStage.TESTING,
+}
+"""Lightning's questions for the command."""
+
 
 class LightningNames(Run):
     """What Lightning's callbacks read of a trainer, with a round as the epoch and as its step."""
@@ -50,6 +57,8 @@ class LightningNames(Run):
     def __getattr__(self, name: str) -> Any:
         if name in SAME:
             return attrgetter(SAME[name])(self)
+        if name in STAGES:
+            return self.state.stage == STAGES[name]
         if name in OTHER_NAMES:
             raise AttributeError(f"{type(self).__name__} has no {name}: {OTHER_NAMES[name]}")
         return object.__getattribute__(self, name)
@@ -73,18 +82,3 @@ class LightningNames(Run):
     def checkpoint_callback(self) -> Callback | None:
         """The first callback that writes checkpoints."""
         return next(iter(self.checkpoint_callbacks), None)
-
-    @property
-    def predicting(self) -> bool:
-        """Whether the command is ``predict``."""
-        return self.state.stage == RunningStage.PREDICTING
-
-    @property
-    def validating(self) -> bool:
-        """Whether the command is ``validate``."""
-        return self.state.stage == RunningStage.VALIDATING
-
-    @property
-    def testing(self) -> bool:
-        """Whether the command is ``test``."""
-        return self.state.stage == RunningStage.TESTING

@@ -19,7 +19,6 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callbacks import (
     ClientEvaluation,
     CollapseDetector,
-    Dashboard,
     FederatedCheckpoint,
     PseudoLabelQuality,
     RoundProgress,
@@ -252,7 +251,6 @@ def choose_callbacks(
         RoundProgress(),
         RunResult(),
         RunReport(),
-        Dashboard(),
     ]
     if trainer.system is not None:
         defaults.append(SystemClock())

@@ -39,5 +39,5 @@ def test_the_result_is_replaced_in_one_step(trained: FederatedTrainer, monkeypat
     path = Path(str(trained.log_dir), "result.json")
     path.write_text("before")
     monkeypatch.setattr(os, "replace", lambda new, old: None)  # as if killed before it
-    RunResult().on_fit_end(trained, trained.algorithm)
+    RunResult().on_evaluation_end(trained, trained.algorithm, {})
     assert path.read_text() == "before"

@@ -54,6 +54,15 @@ def test_later_files_and_then_options_win(folder: Path) -> None:
     assert config["data"]["num_clients"] == 5
 
 
+@pytest.mark.parametrize("files", [["run.yaml", "presets/images.yaml"], ["presets/images.yaml", "run.yaml"]])
+def test_a_preset_after_a_file_of_one_s_own_is_named(
+    folder: Path, caplog: pytest.LogCaptureFixture, files: list[str]
+) -> None:
+    FederatedCLI(args=[f"--config={name}" for name in files], run=False)
+    warned = "presets/images.yaml comes after run.yaml and replaces" in caplog.text
+    assert warned == (files[0] == "run.yaml")
+
+
 def test_another_method_keeps_the_arguments_that_it_shares(folder: Path) -> None:
     arguments = parsed("--model", "FedAvg")["model"]["init_args"]
     assert arguments["client_epochs"] == 1

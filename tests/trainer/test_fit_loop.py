@@ -42,7 +42,6 @@ CASES = {
     "ClientEvaluation": Case(callbacks.ClientEvaluation),
     "CollapseDetector": Case(callbacks.CollapseDetector),
     "CommunicationLedger": Case(callbacks.CommunicationLedger),
-    "Dashboard": Case(callbacks.Dashboard),
     "EMATeacher": Case(callbacks.EMATeacher, toy_semi_sfl),
     "FederatedCheckpoint": Case(callbacks.FederatedCheckpoint),
     "GlobalUpdateFrequency": Case(
