@@ -245,7 +245,7 @@ def standings(board: Mapping[str, Any]) -> list[str]:
         if "shown" in board:
             last = f"{statistics.mean(float(row[board['shown']]) for row in rows if row['label'] == label):.2f}"
         gain = difference(above) if label != bound else ""
-        steps, usual = (float(entries[name]["steps"]) for name in (label, bound))
+        steps, usual = (float(entries[name].get("steps") or 0) for name in (label, bound))
         if abs(steps - usual) > 0.1 * usual:
             gain = gain.split(", ")[0]
         table.append(f"| {name} | {statistics.mean(values.values()):.1f} | {gain} | {len(values)} | {last} |")
