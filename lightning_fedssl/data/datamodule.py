@@ -19,9 +19,9 @@ from lightning_fedssl import sampling
 from lightning_fedssl.data import datasets, image_files
 from lightning_fedssl.data.augment.custom import BatchView
 from lightning_fedssl.data.class_shares import ROUGH, ClassShares, SiteShares, true_counts
-from lightning_fedssl.data.datasets import ImageSplit, content_hash
+from lightning_fedssl.data.datasets import ImageSplit, hash_of
 from lightning_fedssl.data.evaluated import Evaluated, new_batches, new_files
-from lightning_fedssl.data.held_out import choose_rows, limit_test
+from lightning_fedssl.data.held_out import TrainingRows, choose_rows, limit_test
 from lightning_fedssl.data.inputs import Inputs
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.data.partition.base import Iid, Partition
@@ -364,7 +364,15 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         )
         self._own_validation = None if self.validation in ("test", 0) else loaded.validation
         self._own_hash: str | None = None
-        self._partition(seed)
+        rows = choose_rows(
+            self.strata(self._train),
+            len(self.strata_names),
+            seed,
+            0.0 if self._own_validation is not None else self.validation,
+            self.max_train_images,
+        )
+        self._validation = rows.validation
+        self._partition(seed, rows)
         self.inputs = self._make_inputs()
         self.inputs.check(self._train.images[:3])
         if self.backbone is not None:
@@ -400,12 +408,9 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
                 "data.backbone: give 8-bit images, or numbers from 0 to 1"
             )
 
-    def _partition(self, seed: int) -> None:
-        """Holds out the validation images, and assigns the others to server and clients."""
-        fraction = 0.0 if self._own_validation is not None else self.validation
-        labels = self.strata(self._train)
+    def _partition(self, seed: int, rows: TrainingRows) -> None:
+        """Assigns the images that are not held out to server and clients."""
         clients = self._train.client_ids
-        num_classes = len(self.strata_names)
         if clients is not None and self.partition is self._mixed:
             count = int(clients.max()) + 1
             rank_zero_warn(
@@ -413,15 +418,13 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
                 "data.dataset names; give data.partition: NaturalClients with data.num_clients: "
                 f"{count}, or data.partition: Iid"
             )
-        rows = choose_rows(labels, num_classes, seed, fraction, self.max_train_images)
-        self._validation = rows.validation
         known = int((rows.available >= 0).sum())
         if self.source is not None and self.num_labels != "all" and self.num_labels < known:
             used = f"{self.num_labels} of {known:,} (data.num_labels: all takes them all)"
             self.reading.facts["labels used"] = used
         asked = SplitRequest(
             rows.available,
-            num_classes,
+            len(self.strata_names),
             self.num_clients,
             self.num_labels,
             self.label_location,
@@ -658,7 +661,8 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         if self.source is None:
             return ""
         if self._own_hash is None:
-            self._own_hash = content_hash(self._train, self._test, self._own_validation)
+            splits = [self._train, self._test, self._own_validation]
+            self._own_hash = hash_of(t for s in splits if s for t in (s.labels, s.images))
         return self._own_hash
 
     def unlabeled_pool(self) -> Tensor:

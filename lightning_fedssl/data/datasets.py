@@ -16,6 +16,7 @@ import hashlib
 import importlib
 import re
 import string
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -52,18 +53,22 @@ class ImageSplit:
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
 
-def content_hash(*splits: ImageSplit | None) -> str:
-    """SHA-256 over samples and labels of those splits that there are."""
-    digest = hashlib.sha256()
-    for split in splits:
-        if split is not None:
-            for part in (split.labels, *split.images.split(_HASHED_AT_ONCE)):
-                digest.update(part.cpu().contiguous().numpy().tobytes())
+def hash_of(tensors: Iterable[Tensor], head: str = "") -> str:
+    """SHA-256 over tensors.
+
+    Args:
+        tensors: In any type that NumPy has.
+        head: A text to hash before them.
+    """
+    digest = hashlib.sha256(head.encode())
+    for tensor in tensors:
+        for rows in torch.atleast_1d(tensor).split(_HASHED_AT_ONCE):
+            digest.update(rows.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
 _HASHED_AT_ONCE = 1024
-"""Samples of which bytes are copied at a time."""
+"""Rows of which bytes are copied at a time."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -15,7 +14,7 @@ from tqdm import tqdm
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data.augment.views import Normalize
-from lightning_fedssl.data.datasets import Moments
+from lightning_fedssl.data.datasets import Moments, hash_of
 from lightning_fedssl.data.local_data import ViewFunction, Views
 from lightning_fedssl.storage.files import write_once
 
@@ -92,17 +91,14 @@ class FeatureExtractor:
 
     def _name(self, samples: Tensor, augmented: bool) -> str:
         """A hash of the samples, of the views of some of them, and of a backbone's weights."""
-        digest = hashlib.sha256(repr((tuple(samples.shape), self.counts, augmented)).encode())
         some = samples[:_PROBED]
         keys = sampling.sample_keys(0, len(some))
-        tensors = [*samples.split(1024)]
+        tensors = [samples]
         for view in (self.views.plain, self.views.weak, self.views.strong):
             tensors.append(view(some, keys))
         if isinstance(self.backbone, torch.nn.Module):
             tensors += dict(sorted(self.backbone.state_dict().items())).values()
-        for tensor in tensors:
-            digest.update(tensor.cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()[:32]
+        return hash_of(tensors, repr((tuple(samples.shape), self.counts, augmented)))[:32]
 
     def _computed(self, samples: Tensor, augmented: bool) -> Tensor:
         keys = sampling.sample_keys(0, len(samples))

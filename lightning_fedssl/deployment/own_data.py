@@ -23,7 +23,7 @@ from lightning_fedssl.algorithms import SemiFL
 from lightning_fedssl.data import image_files
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
-from lightning_fedssl.data.held_out import choose_rows
+from lightning_fedssl.data.held_out import TrainingRows
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit
 from lightning_fedssl.data.sources.arrays import (
@@ -90,17 +90,14 @@ class ServerData(FederatedDataModule):
             client for client in super().clients_without_images() if client in self.client_sizes
         ]
 
-    def _partition(self, seed: int) -> None:
+    def _partition(self, seed: int, rows: TrainingRows) -> None:
         refuse_other_tasks(self.task)
         if self.class_shares not in (None, {"of": "nodes"}):
             raise ValueError(
                 "data.class_shares: with --own_data give {of: nodes}: each node states its own, by "
                 "--node-config 'class-shares=\"{yes: 0.2, no: 0.8}\"'"
             )
-        fraction = 0.0 if self._own_validation is not None else self.validation
         own = self._train.labels
-        rows = choose_rows(own, self.num_classes, seed, fraction, self.max_train_images)
-        self._validation = rows.validation
         at_server = (rows.available >= 0).nonzero().flatten()
         server = at_server if self.label_location == "server" else at_server[:0]
         clients = []
