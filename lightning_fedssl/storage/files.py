@@ -63,7 +63,9 @@ class _Disk(FileIO):
             raise
 
 
-def write_synced(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+def write_synced(
+    path: Path, write: Callable[[IO[bytes]], object], one_of_many: bool = False
+) -> None:
     """Write a file that survives a kill and a power cut: ``path`` is the old file until all of the
     new one is on disk.
 
@@ -73,6 +75,7 @@ def write_synced(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     Args:
         path: The file; its folder is made.
         write: Writes the content.
+        one_of_many: Whether the caller calls :func:`sync_folder` after the last of many files.
 
     Raises:
         OSError: If the disk refuses; the old file is left as it was.
@@ -92,8 +95,14 @@ def write_synced(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         raise OSError(disk.refusal.errno, disk.refusal.strerror, str(path)) from error
     finally:
         new.unlink(missing_ok=True)
+    if not one_of_many:
+        sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names of a folder's files are on disk."""
     try:
-        folder = os.open(path.parent, os.O_RDONLY)
+        folder = os.open(path, os.O_RDONLY)
     except PermissionError:  # Windows opens no folder
         return
     try:
@@ -102,9 +111,9 @@ def write_synced(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         os.close(folder)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes, one_of_many: bool = False) -> None:
     """Write bytes as :func:`write_synced` does."""
-    write_synced(path, lambda file: file.write(content))
+    write_synced(path, lambda file: file.write(content), one_of_many)
 
 
 def as_json(value: Any, indent: int | None = None) -> str:

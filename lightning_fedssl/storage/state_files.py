@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl.functional.by_name import mapped
-from lightning_fedssl.storage.files import write_bytes
+from lightning_fedssl.storage.files import sync_folder, write_bytes
 
 State = dict[str, Tensor]
 
@@ -43,7 +43,8 @@ def write(folder: Path, states: Mapping[str, State], names: dict[str, str]) -> N
         names[party] = f"{party}-{_digest(content)}.pt"
         file = folder / names[party]
         if not file.is_file():
-            write_bytes(file, content)
+            write_bytes(file, content, one_of_many=True)
+    sync_folder(folder)
 
 
 def read(path: Path) -> State:
