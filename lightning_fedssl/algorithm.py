@@ -545,7 +545,13 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
         model: Self = made(cls, arguments_of(cls, given, trust) | kwargs)
         model.configure_model()
         model.on_load_checkpoint(checkpoint)
-        model.load_state_dict(checkpoint["state_dict"], strict=strict)
+        try:
+            model.load_state_dict(checkpoint["state_dict"], strict=strict)
+        except RuntimeError as error:
+            raise ValueError(
+                f"the weights in {checkpoint_path} are not those of {cls.__name__}: "
+                f"{' '.join(str(error).split())}"
+            ) from error
         return model.to(map_location)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

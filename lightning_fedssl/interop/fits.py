@@ -31,8 +31,8 @@ from lightning_fedssl.algorithm import FederatedAlgorithm, require
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.datasets import shortened
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.averaging import Sums
-from lightning_fedssl.functional.by_name import prefixed
+from lightning_fedssl.functional.averaging import State, Sums
+from lightning_fedssl.functional.by_name import copied, only, prefixed
 from lightning_fedssl.functional.frozen import freeze, personal_names
 from lightning_fedssl.functional.returned import loss_of
 from lightning_fedssl.interop.loaders import LoaderData, Loaders, samples_of, seeded
@@ -57,6 +57,9 @@ _OF_THE_MODULE = {
     "task",
 }
 """Arguments of a method that a LightningModule decides itself."""
+
+_MOST = 2**53
+"""The largest number that is counted exactly."""
 
 
 class FitsLightningModule(FederatedAlgorithm):
@@ -389,16 +392,24 @@ class SendsCounters(FederatedAlgorithm):
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
         """Send the counters, too."""
         update = super().on_client_end(update)
-        buffers = dict(self.named_buffers())
-        counters = {name: buffers[name].clone() for name in self._counters()}
+        counters = copied(only(dict(self.named_buffers()), self._counters()))
         return replace(update, payload={**update.payload, **counters})
+
+    def payload_limits(self, update: ClientUpdate) -> Mapping[str, tuple[Any, Any]]:
+        """A counter of 64 bits stays within what is counted exactly, so it never overflows.
+
+        Args:
+            update: The update.
+        """
+        sent = update.payload.items()
+        return {name: (-_MOST, _MOST) for name, t in sent if t.dtype == torch.int64}
 
     def _counters(self) -> list[str]:
         return [f"network.{name}" for name in counters_of(cast(Any, self).network)]
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
         """See the base class; of counters the largest remain."""
-        largest = dict[str, Tensor]()
+        largest: State = {}
 
         def noted() -> Iterator[ClientUpdate]:
             for update in updates:

@@ -7,11 +7,11 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import lightning
+import torch
 from lightning.pytorch import Callback
 
 from lightning_fedssl import export
@@ -20,7 +20,7 @@ from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.export import describe_model
 from lightning_fedssl.export.description import Description, describe_data
-from lightning_fedssl.functional.by_name import below, mapped, only, prefixed, without
+from lightning_fedssl.functional.by_name import below, mapped, only, prefixed, shapes_of, without
 from lightning_fedssl.functional.optimizer_states import load_optimizer_state, optimizer_state
 from lightning_fedssl.functional.schedules import Schedule
 from lightning_fedssl.metrics.rounds import Metrics
@@ -143,15 +143,9 @@ def restore(callbacks: Sequence[Callback], states: Mapping[str, Any]) -> None:
     Args:
         callbacks: The callbacks.
         states: Their states by ``state_key``.
-
-    Raises:
-        TypeError: A part of a state is not a mapping, and must be.
     """
     for callback in callbacks:
         if saved := states.get(callback.state_key):
-            for name, own in callback.state_dict().items():
-                if isinstance(own, Mapping) and not isinstance(saved.get(name, own), Mapping):
-                    raise TypeError(f"{callback.state_key}: {name}")
             callback.load_state_dict(saved)
 
 
@@ -209,14 +203,26 @@ def take(trainer: Run, weights_only: bool = False) -> checkpoint_file.Checkpoint
 
 
 @contextmanager
-def _loading(entry: str, path: Path) -> Iterator[None]:
-    """Inside, an error means that an entry of a checkpoint lacks a part, or has a wrong one."""
+def reading(path: Path | None) -> Iterator[None]:
+    """Inside, an error that an edited entry of a checkpoint can cause names the file.
+
+    Each part of a run reads some of its entries, so the commands run inside.
+
+    Args:
+        path: The checkpoint; None for none, to which no error belongs.
+
+    Raises:
+        ValueError: In place of the error.
+    """
     try:
         yield
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError) as error:
+        if path is None or isinstance(error, torch.OutOfMemoryError):
+            raise
         raise ValueError(
-            f"ckpt_path: {entry} in {path} lacks a part, or has one that does not fit ({error!r}); "
-            "use another checkpoint of the run"
+            f"ckpt_path: a run that began with {path} ended by {error!r}. If one without it does "
+            "not, an entry of the file lacks a part or does not fit: use another checkpoint of the "
+            "run. FEDSSL_TRACEBACK=1 shows where it was read"
         ) from error
 
 
@@ -236,9 +242,10 @@ def load_model(trainer: Run, path: Path) -> checkpoint_file.Checkpoint:
         )
     server = trainer.algorithm.server
     state = loaded["federation"]
-    expected = mapped(attrgetter("shape"), server.model())
-    found = mapped(attrgetter("shape"), {**state["parameters"], **state["buffers"]})
-    if wrong := expected.items() ^ found.items():
+    trainer.algorithm.on_load_checkpoint(loaded)
+    kept = {**frozen_state(trainer.algorithm), **server.personal}
+    found = only(loaded["state_dict"], kept) | state["parameters"] | state["buffers"]
+    if wrong := {*shapes_of(server.model() | kept)} ^ {*shapes_of(found)}:
         raise ValueError(
             f"ckpt_path: {path} holds another network: {min(wrong)[0]} does not fit; "
             "use the config.yaml of the checkpoint's run folder"
@@ -248,15 +255,12 @@ def load_model(trainer: Run, path: Path) -> checkpoint_file.Checkpoint:
     # same round.
     server.extra = mapped(dict, state["extra"])
     server.to(trainer.fabric.device)
-    trainer.algorithm.on_load_checkpoint(loaded)
     server.update(personal=only(loaded["state_dict"], server.personal))
-    kept = {**frozen_state(trainer.algorithm), **server.personal}
     load_state(trainer.algorithm, only(loaded["state_dict"], kept))
     server.version = state["version"]
     trainer.enter(Round(loaded["round"], trainer.max_rounds))
     trainer.algorithm.origin = {key: loaded[key] for key in ("seed", "partition", "model")}
-    with _loading("callbacks", path):
-        restore(trainer.callbacks, loaded["callbacks"])
+    restore(trainer.callbacks, loaded["callbacks"])
     return loaded
 
 
@@ -397,8 +401,7 @@ def resume(trainer: Run, path: Path) -> int:
     if not allowed:
         _check_states(loaded, path)
     if state["server_optimizer"]:
-        with _loading("server_optimizer", path):
-            load_optimizer_state(trainer.server_optimizer, state["server_optimizer"])
+        load_optimizer_state(trainer.server_optimizer, state["server_optimizer"])
     trainer.algorithm.clients.load_state_dict(state["clients"])
     trainer.algorithm.clients.files.update(state["states"])
     # The test of a run that had finished is not a test of the longer run.
@@ -471,13 +474,12 @@ def _check_states(loaded: checkpoint_file.Checkpoint, path: Path) -> None:
     shape.
     """
     state = loaded["federation"]
-    shapes = mapped(attrgetter("shape"), {**loaded["state_dict"], **state["parameters"]})
-    of_clients = prefixed("client ", state["clients"])
-    stored = {**state["extra"], **of_clients}
+    weights = {**loaded["state_dict"], **state["parameters"]}
+    stored = {**state["extra"], **prefixed("client ", state["clients"])}
     for place, tensors in stored.items():
         for name, t in tensors.items():
-            weight = name.partition(".")[2] if place in of_clients else name
-            fits = t.shape == shapes.get(weight, t.shape) and t.isfinite().all()
+            weight = name if place in state["extra"] else name.partition(".")[2]
+            fits = t.shape == weights.get(weight, t).shape and t.isfinite().all()
             if t.dim() and not fits:
                 raise ValueError(
                     f"ckpt_path: {name} of {place} in {path} has not the shape of its weight, "

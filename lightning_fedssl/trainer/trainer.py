@@ -520,7 +520,7 @@ def run_command(
         if stage == "fit":
             setup.warn_of_what_costs(datamodule, fabric, trainer.precision)
         trainer.folder.log_hyperparams(dict(model.hparams))
-        with _closing(trainer, stage):
+        with _closing(trainer, stage), checkpointing.reading(trainer.ckpt_path):
             if stage == "fit":
                 metrics = fit_loop.fit(trainer, federation, report.begin)
             else:

@@ -29,6 +29,8 @@ from lightning_fedssl.callbacks import ClientEvaluation
 from lightning_fedssl.functional.averaging import WeightedSum
 from lightning_fedssl.functional.schedules import Cosine
 from lightning_fedssl.interop.loaders import samples_of
+from lightning_fedssl.state import ClientUpdate
+from lightning_fedssl.updates.acceptance import check_payload
 from tests.toy import ToyData, assert_same, forked, toy_trainer
 from tests.trainer.helpers import logged
 
@@ -405,6 +407,8 @@ def test_counters_go_on_from_round_to_round(tmp_path: Path) -> None:
     federation = FedAvg.from_lightning(module, loaders, client_epochs=2, val_dataloaders=loaders[0])
     _, trainer = fit(tmp_path, federation, max_rounds=2)
     assert int(module.steps) == 2 * 6  # the largest count of a client
+    sent = ClientUpdate(0, {}, {}, 6, 4, {"network.steps": torch.tensor(2**62)})
+    assert "not possible" in str(check_payload(federation[0], sent))
     assert {count for count, _, _ in module.seen[14:]} == set(range(6, 12))
     assert {epoch for _, epoch, _ in module.seen[:14]} == {0, 1}
     assert {epoch for _, epoch, _ in module.seen[14:]} == {2, 3}
