@@ -28,7 +28,7 @@ from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.data import Dirichlet, FederatedDataModule, Iid, NaturalClients, Partition, Shards, Stratified
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.models import MLP
-from lightning_fedssl.run import Run
+from lightning_fedssl.run import TrainerView
 from lightning_fedssl.trainer import FederatedTrainer
 
 SPEC = DatasetSpec("digits", 10, (1, 8, 8), (0.5,), (0.25,), tuple("0123456789"))
@@ -72,7 +72,7 @@ class Record(FederatedCallback):
     def __init__(self) -> None:
         self.rows: list[tuple[float, float]] = []
 
-    def on_round_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """Store a row."""
         self.rows.append((time.process_time(), resident_mib()))
 

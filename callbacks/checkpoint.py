@@ -14,7 +14,7 @@ from lightning_fedssl.storage.files import write_bytes
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.metrics.rounds import Metrics
-    from lightning_fedssl.run import Run
+    from lightning_fedssl.run import TrainerView
 
 
 _log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class FederatedCheckpoint(FederatedCallback):
         self._warned = False
 
     def setup(  # type: ignore[override]
-        self, trainer: Run, algorithm: FederatedAlgorithm, stage: str
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, stage: str
     ) -> None:
         """Take the task's own metric if none is given."""
         if not self.strict:
@@ -89,7 +89,9 @@ class FederatedCheckpoint(FederatedCallback):
             self.monitor = f"val/{task.monitor}"
             self.mode = "max" if task.larger_is_better else "min"
 
-    def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
+    def on_round_end(
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, metrics: Metrics
+    ) -> None:
         """Write ``best`` if this round is the best so far, and ``last`` at its interval."""
         self._warn_if_unknown(trainer, metrics)
         if self.monitor in metrics:
@@ -103,7 +105,7 @@ class FederatedCheckpoint(FederatedCallback):
             self._save_last(trainer)
 
     def on_train_end(  # type: ignore[override]
-        self, trainer: Run, algorithm: FederatedAlgorithm
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm
     ) -> None:
         """Write the model, and ``last`` if it has an earlier round, or outdated statistics of
         static batch norm.
@@ -114,7 +116,7 @@ class FederatedCheckpoint(FederatedCallback):
         trainer.save_model(self.folder(trainer))
         self._name_a_decline(trainer)
 
-    def save_missing(self, trainer: Run) -> None:
+    def save_missing(self, trainer: TrainerView) -> None:
         """Write ``last`` if it has an earlier round."""
         if self._saved_round != trainer.round_index:
             self._save_last(trainer)
@@ -127,11 +129,11 @@ class FederatedCheckpoint(FederatedCallback):
         return str(self._generate_state_key(monitor=self.monitor, mode=self.mode))
 
     @staticmethod
-    def folder(trainer: Run) -> Path:
+    def folder(trainer: TrainerView) -> Path:
         """The folder of a run's checkpoints."""
         return Path(trainer.log_dir or trainer.default_root_dir) / "checkpoints"
 
-    def _save_last(self, trainer: Run) -> None:
+    def _save_last(self, trainer: TrainerView) -> None:
         folder = self.folder(trainer)
         is_first = not self._saved_round and trainer.is_global_zero and not trainer.fast_dev_run
         if is_first and trainer.ckpt_path is not None:
@@ -144,7 +146,7 @@ class FederatedCheckpoint(FederatedCallback):
         self._saved_round = trainer.round_index
         trainer.save_checkpoint(folder / "last.ckpt")
 
-    def _warn_if_unknown(self, trainer: Run, metrics: Metrics) -> None:
+    def _warn_if_unknown(self, trainer: TrainerView, metrics: Metrics) -> None:
         evaluated = sorted(name for name in metrics if name.startswith("val"))
         known = self.monitor in metrics or self._warned or not trainer.datamodule.class_names
         if evaluated and not known:
@@ -154,7 +156,7 @@ class FederatedCheckpoint(FederatedCallback):
                 self.monitor, ", ".join(evaluated),
             )  # fmt: skip
 
-    def _name_a_decline(self, trainer: Run) -> None:
+    def _name_a_decline(self, trainer: TrainerView) -> None:
         best = self.best_value
         last = self._last_value
         is_accuracy = self.monitor.endswith("accuracy") and self.mode == "max"

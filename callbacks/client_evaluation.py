@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.functional.averaging import State
     from lightning_fedssl.metrics.rounds import Metrics
-    from lightning_fedssl.run import Run
+    from lightning_fedssl.run import TrainerView
 
 
 IMAGES = 100
@@ -72,7 +72,7 @@ class ClientEvaluation(FederatedCallback):
         self._indices = []
 
     def on_evaluation_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, metrics: Metrics
     ) -> None:
         """Evaluate the model for every client, and add the results to the round's metrics."""
         number = trainer.round_index
@@ -87,7 +87,7 @@ class ClientEvaluation(FederatedCallback):
         self.history.setdefault(number, accuracies)
         self._write(trainer)  # also where the round was before a kill: the folder is another
 
-    def _images(self, trainer: Run) -> list[Tensor]:
+    def _images(self, trainer: TrainerView) -> list[Tensor]:
         """Indices of each client's test images, drawn in the first call."""
         if not self._indices:
             data = trainer.datamodule
@@ -100,7 +100,7 @@ class ClientEvaluation(FederatedCallback):
         return self._indices
 
     def _accuracies(
-        self, trainer: Run, algorithm: FederatedAlgorithm, part: Callable[[int], State]
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, part: Callable[[int], State]
     ) -> Tensor:
         """The accuracy on each client's test images, ``(clients,)``, NaN without any.
 
@@ -124,7 +124,7 @@ class ClientEvaluation(FederatedCallback):
         load_state(algorithm, algorithm.server.personal)
         return torch.stack(trainer.gather(found)).sum(dim=0)
 
-    def _write(self, trainer: Run) -> None:
+    def _write(self, trainer: TrainerView) -> None:
         """Write the rows of all rounds, those before a resumed checkpoint too."""
         if not trainer.is_global_zero or not trainer.log_dir:
             return

@@ -15,7 +15,7 @@ from lightning_fedssl.callbacks.checkpoint import DECLINE, FEWEST
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.metrics.rounds import Metrics
-    from lightning_fedssl.run import Run
+    from lightning_fedssl.run import TrainerView
 
 _log = logging.getLogger(__name__)
 
@@ -129,7 +129,9 @@ class CollapseDetector(FederatedCallback):
         self.seen: dict[str, int] = {}
         self.peaks: dict[str, tuple[float, int]] = {}
 
-    def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
+    def on_round_end(
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, metrics: Metrics
+    ) -> None:
         """Warn if the scalars of the round show a collapse."""
         if len(trainer.datamodule.validation_labels) < FEWEST:
             metrics = {name: metrics[name] for name in metrics if not name.startswith("val/")}
@@ -140,7 +142,7 @@ class CollapseDetector(FederatedCallback):
         if "client/mask_rate" in metrics:
             self._judge_early(trainer, algorithm, metrics)
 
-    def _judge(self, trainer: Run, symptom: _Symptom, metrics: Metrics) -> None:
+    def _judge(self, trainer: TrainerView, symptom: _Symptom, metrics: Metrics) -> None:
         share = metrics[symptom.share]
         accuracy = metrics.get(symptom.accuracy)
         collapsed = share >= SHARE and (accuracy is None or accuracy < 0.5)
@@ -162,7 +164,9 @@ class CollapseDetector(FederatedCallback):
                 symptom.accuracy,
             )
 
-    def _judge_early(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
+    def _judge_early(
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, metrics: Metrics
+    ) -> None:
         images = len(trainer.datamodule.validation_labels)
         for course in COURSES:
             if course.scalar not in metrics:
@@ -190,7 +194,9 @@ class CollapseDetector(FederatedCallback):
             "model.optimizer.init_args.lr, or more labels",
         )  # fmt: skip
 
-    def _count(self, trainer: Run, name: str, holds: bool, needed: int, message: str) -> None:
+    def _count(
+        self, trainer: TrainerView, name: str, holds: bool, needed: int, message: str
+    ) -> None:
         """Count the consecutive rounds in which a sign holds; warn of it once in a run."""
         if self.seen.get(name, 0) >= needed:
             return

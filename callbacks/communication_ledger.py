@@ -16,7 +16,7 @@ from lightning_fedssl.storage.files import write_table
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.metrics.rounds import Metrics
-    from lightning_fedssl.run import Run
+    from lightning_fedssl.run import TrainerView
     from lightning_fedssl.state import Direction
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -82,7 +82,7 @@ class CommunicationLedger(FederatedCallback):
 
     def on_transfer(
         self,
-        trainer: Run,
+        trainer: TrainerView,
         algorithm: FederatedAlgorithm,
         client: int,
         direction: Direction,
@@ -93,7 +93,9 @@ class CommunicationLedger(FederatedCallback):
         for name, size in sizes.items():
             self._sent[direction, name].append((client, size))
 
-    def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
+    def on_round_end(
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, metrics: Metrics
+    ) -> None:
         """Add the round's transfers of all ranks.
 
         At the end of a round, all callbacks have sent their tensors.
@@ -101,7 +103,7 @@ class CommunicationLedger(FederatedCallback):
         self._add_round(trainer)
 
     def on_train_end(  # type: ignore[override]
-        self, trainer: Run, algorithm: FederatedAlgorithm
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm
     ) -> None:
         """Write the file.
 
@@ -110,7 +112,7 @@ class CommunicationLedger(FederatedCallback):
         self._add_round(trainer)
         self._write(trainer, algorithm)
 
-    def _write(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def _write(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         if not trainer.is_global_zero or not trainer.log_dir or trainer.fast_dev_run:
             return
         model = {*algorithm.server.parameters, *algorithm.server.buffers}
@@ -126,7 +128,7 @@ class CommunicationLedger(FederatedCallback):
             self._round_index = round_index
             self._sent = defaultdict(list)
 
-    def _add_round(self, trainer: Run) -> None:
+    def _add_round(self, trainer: TrainerView) -> None:
         """Set the entries to those before the round and those of its transfers so far, over all
         ranks.
         """

@@ -9,7 +9,7 @@ from lightning_fedssl.functional.ema import warm_decay
 from lightning_fedssl.models.teacher import Teacher
 
 if TYPE_CHECKING:
-    from lightning_fedssl.run import Run
+    from lightning_fedssl.run import TrainerView
 
 
 class EMATeacher(FederatedCallback):
@@ -46,7 +46,7 @@ class EMATeacher(FederatedCallback):
                 f"{type(pl_module).__name__}: leave it out of trainer.callbacks"
             )
 
-    def on_server_batch_end(self, trainer: Run, algorithm: Any, step: int) -> None:
+    def on_server_batch_end(self, trainer: TrainerView, algorithm: Any, step: int) -> None:
         """Update the teacher with the weights of the working module."""
         self.steps += 1
         algorithm.teacher.follow(algorithm.students(), warm_decay(self.steps, self.decay))

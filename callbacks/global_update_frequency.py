@@ -12,7 +12,7 @@ from lightning_fedssl.callback import FederatedCallback
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.metrics.rounds import Metrics
-    from lightning_fedssl.run import Run
+    from lightning_fedssl.run import TrainerView
 
 
 class GlobalUpdateFrequency(FederatedCallback):
@@ -77,12 +77,14 @@ class GlobalUpdateFrequency(FederatedCallback):
                 "model.server_steps to null (SemiSFL, FedSwitchSL), or leave the callback out"
             )
 
-    def on_round_start(self, trainer: Run, algorithm: Any) -> None:
+    def on_round_start(self, trainer: TrainerView, algorithm: Any) -> None:
         """Set the method's K_s."""
         algorithm.server_steps = self.value
         trainer.log("server/steps", self.value)
 
-    def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
+    def on_round_end(
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, metrics: Metrics
+    ) -> None:
         """Store the round's loss, if the server has made a step; after a milestone, update K_s."""
         if "server/loss" in metrics:
             self.losses = [*self.losses, metrics["server/loss"]][-2 * self.window :]

@@ -26,7 +26,7 @@ from lightning_fedssl.storage import checkpoint_file
 
 if TYPE_CHECKING:
     from lightning_fedssl.data import FederatedDataModule
-    from lightning_fedssl.run import Beside, Run
+    from lightning_fedssl.run import Beside, TrainerView
 
 _log = logging.getLogger(__name__)
 
@@ -80,12 +80,14 @@ class LabelsAlone(FederatedCallback):
         if stage == "fit" and trainer.datamodule.label_location != "server":
             _log.warning("LabelsAlone does nothing: data.label_location is clients")
 
-    def on_server_batch_end(self, trainer: Run, algorithm: FederatedAlgorithm, step: int) -> None:
+    def on_server_batch_end(
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, step: int
+    ) -> None:
         """Count the steps of the server."""
         self.steps += 1
 
     def on_train_end(  # type: ignore[override]
-        self, trainer: Run, algorithm: FederatedAlgorithm
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm
     ) -> None:
         """Train the labels alone before the checkpoints and the result of the run are written."""
         if (
@@ -124,7 +126,7 @@ class LabelsAlone(FederatedCallback):
                 )
 
     def on_fit_end(  # type: ignore[override]
-        self, trainer: Run, algorithm: FederatedAlgorithm
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm
     ) -> None:
         """Print the answer, the last lines of the run."""
         lines = self.answer.lines() if self.answer else [self.line] * bool(self.line)
@@ -133,7 +135,7 @@ class LabelsAlone(FederatedCallback):
 
     def _choose(
         self,
-        trainer: Run,
+        trainer: TrainerView,
         algorithm: FederatedAlgorithm,
         found: dict[Name, Beside],
         folder: Path,
@@ -176,7 +178,7 @@ class LabelsAlone(FederatedCallback):
 
 
 def candidate(
-    trainer: Run,
+    trainer: TrainerView,
     name: Name,
     algorithm: FederatedAlgorithm,
     left_out: Tensor | None = None,
@@ -207,7 +209,7 @@ def candidate(
     return Candidate(name, predicted["test"], left_out, validated, expected=expected)
 
 
-def cross_validates(trainer: Run) -> bool:
+def cross_validates(trainer: TrainerView) -> bool:
     """Whether a run can be repeated on some of its labels: a run of seconds, in a simulation, that
     does not spend a privacy budget, and whose method offers it.
     """
@@ -216,7 +218,7 @@ def cross_validates(trainer: Run) -> bool:
     return offers and algorithm.federation.simulated and trainer.describe_privacy() is None
 
 
-def left_out_with_clients(trainer: Run, folder: Path) -> Tensor:
+def left_out_with_clients(trainer: TrainerView, folder: Path) -> Tensor:
     """Whether labels are right that the server left out, while the clients trained as they do.
 
     Args:

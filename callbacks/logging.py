@@ -25,7 +25,7 @@ from lightning_fedssl.functional.by_name import below
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.metrics.rounds import Metrics
-    from lightning_fedssl.run import Run
+    from lightning_fedssl.run import TrainerView
     from lightning_fedssl.state import ClientUpdate
 
 LINE = 80
@@ -159,7 +159,7 @@ class RoundProgress(FederatedCallback):
         self._left = "?"
 
     def on_fit_start(  # type: ignore[override]
-        self, trainer: Run, algorithm: FederatedAlgorithm
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm
     ) -> None:
         """Report the data, ``data.txt``, and the partition: its statistics, ``partition.json``."""
         from lightning_fedssl.data.sources.reading import FILE_NAME
@@ -176,7 +176,7 @@ class RoundProgress(FederatedCallback):
             Path(trainer.log_dir, FILE_NAME).write_text("\n".join(lines), encoding="utf-8")
 
     def on_train_start(  # type: ignore[override]
-        self, trainer: Run, algorithm: FederatedAlgorithm
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm
     ) -> None:
         """Open the bar, which measures the time; without a terminal it writes nothing itself."""
         if not (trainer.enable_progress_bar and trainer.is_global_zero):
@@ -195,22 +195,26 @@ class RoundProgress(FederatedCallback):
             dynamic_ncols=terminal, leave=not self.of,
         )  # fmt: skip
 
-    def on_round_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """No client of the round is done."""
         self._clients = 0
 
-    def on_server_batch_end(self, trainer: Run, algorithm: FederatedAlgorithm, step: int) -> None:
+    def on_server_batch_end(
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, step: int
+    ) -> None:
         """Show the server's step."""
         self._move(trainer, f"server step {step + 1}")
 
     def on_client_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, update: ClientUpdate
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, update: ClientUpdate
     ) -> None:
         """Show the clients that are done; other ranks are as far as this one."""
         self._clients = min(self._clients + trainer.world_size, len(trainer.cohort))
         self._move(trainer, f"client {self._clients}/{len(trainer.cohort)}")
 
-    def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
+    def on_round_end(
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, metrics: Metrics
+    ) -> None:
         """Show the round's scalars."""
         self._clients = len(trainer.cohort)
         self._seconds.append(metrics["time/round_s"])
@@ -227,7 +231,7 @@ class RoundProgress(FederatedCallback):
             trainer.print(str(self._bar))
 
     def on_evaluation_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, metrics: Metrics
     ) -> None:
         """Print the result on the test images, or on the validation images after the command
         ``validate``.
@@ -247,7 +251,7 @@ class RoundProgress(FederatedCallback):
                 trainer.print(_OWN.format_map(metrics))
 
     def on_train_end(  # type: ignore[override]
-        self, trainer: Run, algorithm: FederatedAlgorithm
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm
     ) -> None:
         """Print the run folder, and what to do with it."""
         self._close()
@@ -265,7 +269,7 @@ class RoundProgress(FederatedCallback):
         """Close the bar, also after an error."""
         self._close()
 
-    def _move(self, trainer: Run, now: str = "") -> None:
+    def _move(self, trainer: TrainerView, now: str = "") -> None:
         """Move the bar to the present client; beside it are what happens now and the last round."""
         if self._bar is None:
             return

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.local_work import LocalWork
-    from lightning_fedssl.run import Run
+    from lightning_fedssl.run import TrainerView
 
 MOST_CLASSES = 100
 """The largest number of classes whose labels are counted by true class, too."""
@@ -85,13 +85,13 @@ class PseudoLabelQuality(FederatedCallback):
         self._tables: dict[int, Tensor] = {}
         self._wrong: dict[int, tuple[Tensor, ...]] = {}
 
-    def on_round_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """Forget the round before."""
         self.reset()
 
     def on_client_start(
         self,
-        trainer: Run,
+        trainer: TrainerView,
         algorithm: FederatedAlgorithm,
         data: LocalData,
         work: LocalWork,
@@ -107,7 +107,7 @@ class PseudoLabelQuality(FederatedCallback):
 
     def on_pseudo_labels(
         self,
-        trainer: Run,
+        trainer: TrainerView,
         algorithm: FederatedAlgorithm,
         indices: Tensor,
         pseudo: PseudoLabels,
@@ -117,7 +117,7 @@ class PseudoLabelQuality(FederatedCallback):
         if _has_classes(trainer):
             self._compare(trainer, algorithm, indices, pseudo)
 
-    def on_global_model(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_global_model(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """Log number and largest class of the confident labels, over the accepted clients of all
         ranks.
         """
@@ -140,7 +140,9 @@ class PseudoLabelQuality(FederatedCallback):
         if total := float(count.sum()):
             trainer.log("pseudo_label/confident_count", total)
 
-    def _compare_sample(self, trainer: Run, algorithm: FederatedAlgorithm, data: LocalData) -> None:
+    def _compare_sample(
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, data: LocalData
+    ) -> None:
         threshold = getattr(algorithm, "threshold", None)
         if threshold is None or isinstance(algorithm, JointAlgorithm) or not _has_classes(trainer):
             return
@@ -152,7 +154,7 @@ class PseudoLabelQuality(FederatedCallback):
 
     def _compare(
         self,
-        trainer: Run,
+        trainer: TrainerView,
         algorithm: FederatedAlgorithm,
         indices: Tensor,
         pseudo: PseudoLabels,
@@ -179,7 +181,7 @@ class PseudoLabelQuality(FederatedCallback):
             trainer.log(f"pseudo_label/{name}", value, count)
 
 
-def _has_classes(trainer: Run) -> bool:
+def _has_classes(trainer: TrainerView) -> bool:
     """Whether a label is right or wrong: not if it is a number."""
     return "classes" in trainer.datamodule.task.gives
 
@@ -214,6 +216,6 @@ def _most_wrong(
     return best, indices[rows], labels[rows], truth[rows]
 
 
-def clients_left_out(trainer: Run) -> set[int]:
+def clients_left_out(trainer: TrainerView) -> set[int]:
     """The clients of this round that have trained and whose updates the server has rejected."""
     return {k for k, outcome in trainer.participation.items() if outcome == "rejected"}

@@ -22,7 +22,7 @@ from lightning_fedssl.report import FILE_NAME, page
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.metrics.rounds import Metrics
-    from lightning_fedssl.run import Run
+    from lightning_fedssl.run import TrainerView
     from lightning_fedssl.state import ClientUpdate, Direction
 
 _log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class RunReport(FederatedCallback):
 
     def on_transfer(
         self,
-        trainer: Run,
+        trainer: TrainerView,
         algorithm: FederatedAlgorithm,
         client: int,
         direction: Direction,
@@ -120,12 +120,14 @@ class RunReport(FederatedCallback):
         _row(self._round, client)[_DOWN if direction == "down" else _UP] += sum(sizes.values())
 
     def on_client_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, update: ClientUpdate
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, update: ClientUpdate
     ) -> None:
         """Count the steps of a client."""
         _row(self._round, update.client)[_STEPS] += update.num_steps
 
-    def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
+    def on_round_end(
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, metrics: Metrics
+    ) -> None:
         """Add the clients of all ranks, and the pseudo-labels."""
         for client, outcome in trainer.participation.items():
             row = _row(self.clients, client)
@@ -144,18 +146,20 @@ class RunReport(FederatedCallback):
     # The page.
 
     def on_train_start(  # type: ignore[override]
-        self, trainer: Run, algorithm: FederatedAlgorithm
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm
     ) -> None:
         """Write the page before the first round."""
         self._write(trainer, "running")
 
-    def on_pictures(self, trainer: Run, algorithm: FederatedAlgorithm, is_last: bool) -> None:
+    def on_pictures(
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, is_last: bool
+    ) -> None:
         """Write the page after a round, unless that would take too much of the time."""
         if time.perf_counter() >= self._next_write:
             self._write(trainer, "running")
 
     def on_fit_end(  # type: ignore[override]
-        self, trainer: Run, algorithm: FederatedAlgorithm
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm
     ) -> None:
         """Write the page of the whole run, or of one that was stopped."""
         self._write(trainer, "stopped" if trainer.interrupted else "ended")
@@ -165,7 +169,7 @@ class RunReport(FederatedCallback):
         if trainer.training:
             self._write(trainer, f"{type(exception).__name__}: {exception}")
 
-    def _write(self, trainer: Run, state: str) -> None:
+    def _write(self, trainer: TrainerView, state: str) -> None:
         """Write the page of a state: ``running``, ``ended``, ``stopped``, or the error that ended
         the run.
         """

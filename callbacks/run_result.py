@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.metrics.rounds import Metrics
-    from lightning_fedssl.run import Run
+    from lightning_fedssl.run import TrainerView
 
 
 class RunResult(FederatedCallback):
@@ -33,7 +33,7 @@ class RunResult(FederatedCallback):
     """
 
     def on_fit_end(  # type: ignore[override]
-        self, trainer: Run, algorithm: FederatedAlgorithm
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm
     ) -> None:
         """Write the file; for an interrupted run it has the metrics of the last round, and there
         is no row.
@@ -51,7 +51,7 @@ class RunResult(FederatedCallback):
                     logger.experiment.file_writer.add_summary(summary)
 
     def on_evaluation_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, metrics: Metrics
     ) -> None:
         """Write the file after ``validate`` and ``test``."""
         if not trainer.training:
@@ -59,7 +59,7 @@ class RunResult(FederatedCallback):
 
 
 def summarize_run(
-    trainer: Run,
+    trainer: TrainerView,
     algorithm: FederatedAlgorithm,
     metrics: Mapping[str, float | Tensor] | None = None,
 ) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def summarize_run(
 
 
 def _write(
-    trainer: Run,
+    trainer: TrainerView,
     algorithm: FederatedAlgorithm,
     metrics: Mapping[str, float | Tensor] | None = None,
 ) -> None:

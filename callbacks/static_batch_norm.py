@@ -29,7 +29,7 @@ from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.run import Run
+    from lightning_fedssl.run import TrainerView
     from lightning_fedssl.state import Direction
 
 _log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class StaticBatchNorm(FederatedCallback):
         self._counts = True
 
     def on_train_start(  # type: ignore[override]
-        self, trainer: Run, algorithm: FederatedAlgorithm
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm
     ) -> None:
         """Warn if the network has no static batch norm, and refuse a personal one."""
         own = [name for name in algorithm.personal if name.endswith(".running_mean")]
@@ -106,19 +106,19 @@ class StaticBatchNorm(FederatedCallback):
                 "model.network.init_args.norm: static_batch, or remove the callback"
             )
 
-    def on_client_phase_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_client_phase_start(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """Compute the statistics of the model before clients receive it."""
         if self.for_clients:
             self._refresh_in_round(trainer, algorithm)
         if self.source == "moments" and self.held == (algorithm.server.version, self.source):
             algorithm.server.last_broadcast_version = algorithm.server.version
 
-    def on_global_model(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_global_model(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """Compute the statistics of the model before it is evaluated or saved."""
         if self.for_clients or trainer.evaluates_now:
             self._refresh_in_round(trainer, algorithm)
 
-    def on_evaluation_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_evaluation_start(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """Compute the statistics of the model before it is evaluated.
 
         After a round without an evaluation this is a measurement that a run without a stop does not
@@ -130,11 +130,11 @@ class StaticBatchNorm(FederatedCallback):
         self._refresh(trainer, algorithm)
         self._counts = True
 
-    def _refresh_in_round(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def _refresh_in_round(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         self._refresh(trainer, algorithm)
         self.held = self.measured
 
-    def _refresh(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def _refresh(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         wanted = (algorithm.server.version, self.source)
         if self.measured == wanted or not has_static_batch_norm(algorithm):
             return
@@ -146,7 +146,7 @@ class StaticBatchNorm(FederatedCallback):
             algorithm.server.buffers[f"{name}.running_var"].copy_(variance)
         self.measured = wanted
 
-    def _statistics(self, trainer: Run, algorithm: FederatedAlgorithm) -> Statistics:
+    def _statistics(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> Statistics:
         if self.source == "moments":
             found = self._all_moments(trainer, algorithm)
             combined = algorithm.federation.accepted_moments(found)
@@ -166,7 +166,7 @@ class StaticBatchNorm(FederatedCallback):
 
     @staticmethod
     def _measure(
-        trainer: Run, algorithm: FederatedAlgorithm, batches: list[Tensor]
+        trainer: TrainerView, algorithm: FederatedAlgorithm, batches: list[Tensor]
     ) -> BatchMoments:
         """The moments of all batches of indices, which are divided among the ranks; they are
         bitwise those of one rank.
@@ -186,7 +186,9 @@ class StaticBatchNorm(FederatedCallback):
                 joined[name] += ranks[number % len(ranks)][name][first : first + uses]
         return joined
 
-    def _all_moments(self, trainer: Run, algorithm: FederatedAlgorithm) -> dict[int, LayerMoments]:
+    def _all_moments(
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm
+    ) -> dict[int, LayerMoments]:
         """The moments of the server and then of every client in order.
 
         The parties are divided among the ranks.
@@ -210,12 +212,14 @@ class StaticBatchNorm(FederatedCallback):
         moved: dict[int, LayerMoments] = move_data_to_device(everyone, trainer.fabric.device)
         return moved
 
-    def _transfer(self, trainer: Run, client: int, direction: Direction, sizes: Sizes) -> None:
+    def _transfer(
+        self, trainer: TrainerView, client: int, direction: Direction, sizes: Sizes
+    ) -> None:
         if self._counts:
             trainer.transfer(client, direction, sizes)
 
     @staticmethod
-    def _send_images(trainer: Run) -> None:
+    def _send_images(trainer: TrainerView) -> None:
         """Log the upload of the clients' unlabelled images.
 
         The clients are divided among the ranks.

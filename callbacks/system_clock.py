@@ -13,7 +13,7 @@ from lightning_fedssl.system import Usage
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.run import Run
+    from lightning_fedssl.run import TrainerView
     from lightning_fedssl.state import ClientUpdate, Direction
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class SystemClock(FederatedCallback):
         self._server_steps = 0
 
     def on_train_start(  # type: ignore[override]
-        self, trainer: Run, algorithm: FederatedAlgorithm
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm
     ) -> None:
         """Warn if the rounds before the checkpoint were not timed."""
         if trainer.system is None:
@@ -62,7 +62,7 @@ class SystemClock(FederatedCallback):
 
     def on_transfer(
         self,
-        trainer: Run,
+        trainer: TrainerView,
         algorithm: FederatedAlgorithm,
         client: int,
         direction: Direction,
@@ -72,17 +72,19 @@ class SystemClock(FederatedCallback):
         self._usages[client] += Usage(**{direction: sum(sizes.values())})
 
     def on_client_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, update: ClientUpdate
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, update: ClientUpdate
     ) -> None:
         """Add the client's steps and their work."""
         work = update.num_steps * trainer.step_work[update.client]
         self._usages[update.client] += Usage(steps=update.num_steps, work=work)
 
-    def on_server_batch_end(self, trainer: Run, algorithm: FederatedAlgorithm, step: int) -> None:
+    def on_server_batch_end(
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, step: int
+    ) -> None:
         """Count the server's steps, which every rank repeats."""
         self._server_steps += 1
 
-    def on_global_model(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_global_model(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """Log the time of the round, from the transfers and steps of all ranks."""
         usages: dict[int, Usage] = defaultdict(Usage)
         for part in trainer.gather(dict(self._usages)):

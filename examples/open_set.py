@@ -24,7 +24,7 @@ from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.metrics.rounds import Metrics
-    from lightning_fedssl.run import Run
+    from lightning_fedssl.run import TrainerView
 
 
 class OpenSet(DataSource):
@@ -83,7 +83,7 @@ class KnownOrNot(FederatedCallback):
     """
 
     def on_evaluation_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, metrics: Metrics
     ) -> None:
         """Add the metric to those of the test images."""
         data = trainer.datamodule

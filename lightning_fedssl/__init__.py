@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.round import Federation as Federation
     from lightning_fedssl.round import Round as Round
     from lightning_fedssl.run import Run as Run
+    from lightning_fedssl.run import TrainerView as TrainerView
     from lightning_fedssl.system import Availability as Availability
     from lightning_fedssl.system import Device as Device
     from lightning_fedssl.system import RandomDropout as RandomDropout
@@ -75,7 +76,7 @@ _MODULES = {
     "system": "Availability Device RandomDropout SystemModel",
     "task": "Classification MultiLabel Regression Segmentation Task",
     "round": "Federation Round",
-    "run": "Run",
+    "run": "Run TrainerView",
     "trainer": "FederatedTrainer",
     "updates": """
         Aggregator Arrival Attack CentralDP Krum Median

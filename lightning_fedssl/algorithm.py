@@ -715,5 +715,9 @@ def require_unmade(key: str, given: object) -> None:
         ValueError: Names the key.
     """
     name = type(given).__name__
-    remedy = f"a run makes its own: give functools.partial(torch.optim.{name}, lr=...)"
-    require(not isinstance(given, Optimizer), key, f"a {name} of a model's weights", remedy)
+    require(
+        not isinstance(given, Optimizer),
+        key,
+        f"a {name} of a model's weights",
+        f"a run makes its own: give functools.partial(torch.optim.{name}, lr=...)",
+    )

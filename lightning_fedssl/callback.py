@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.functional.pseudo_labels import PseudoLabels
     from lightning_fedssl.local_work import LocalWork
-    from lightning_fedssl.run import Run
+    from lightning_fedssl.run import TrainerView
     from lightning_fedssl.state import ClientUpdate, Direction
 
 
@@ -82,22 +82,24 @@ class FederatedCallback(Callback):
     def reset(self) -> None:
         """Forget an earlier run. Called when ``fit`` starts, before a checkpoint is loaded."""
 
-    def on_round_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """Called at the start of a round, after ``trainer.cohort`` was drawn.
 
         Adapt hyper-parameters here.
         """
 
-    def on_server_phase_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_server_phase_start(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """Called before the server trains; the working module holds the global model."""
 
-    def on_server_batch_end(self, trainer: Run, algorithm: FederatedAlgorithm, step: int) -> None:
+    def on_server_batch_end(
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, step: int
+    ) -> None:
         """Called after each optimizer step of the server."""
 
-    def on_server_phase_end(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_server_phase_end(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """Called after the server has trained; ``algorithm.server`` holds the new global model."""
 
-    def on_client_phase_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_client_phase_start(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """Called before the first broadcast.
 
         Compute here what clients receive with the weights (sBN statistics).
@@ -105,7 +107,7 @@ class FederatedCallback(Callback):
 
     def on_transfer(
         self,
-        trainer: Run,
+        trainer: TrainerView,
         algorithm: FederatedAlgorithm,
         client: int,
         direction: Direction,
@@ -123,7 +125,7 @@ class FederatedCallback(Callback):
 
     def on_client_start(
         self,
-        trainer: Run,
+        trainer: TrainerView,
         algorithm: FederatedAlgorithm,
         data: LocalData,
         work: LocalWork,
@@ -134,7 +136,7 @@ class FederatedCallback(Callback):
 
     def on_pseudo_labels(
         self,
-        trainer: Run,
+        trainer: TrainerView,
         algorithm: FederatedAlgorithm,
         indices: Tensor,
         pseudo: PseudoLabels,
@@ -153,11 +155,13 @@ class FederatedCallback(Callback):
             pseudo: Their pseudo-labels.
         """
 
-    def on_client_batch_end(self, trainer: Run, algorithm: FederatedAlgorithm, step: int) -> None:
+    def on_client_batch_end(
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, step: int
+    ) -> None:
         """Called after each optimizer step of a client."""
 
     def on_client_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, update: ClientUpdate
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, update: ClientUpdate
     ) -> None:
         """Called when a client has finished; copy the tensors of the update to use them later.
 
@@ -165,7 +169,7 @@ class FederatedCallback(Callback):
         """
 
     def on_client_judged(
-        self, trainer: Run, algorithm: FederatedAlgorithm, client: int, accepted: bool
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, client: int, accepted: bool
     ) -> None:
         """Called when the server has accepted a client's update, or has left it out because it is
         rejected.
@@ -177,36 +181,40 @@ class FederatedCallback(Callback):
             accepted: Whether the update enters the new model.
         """
 
-    def on_aggregate(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_aggregate(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """Called when the updates are summed over clients and ranks, before the server aggregates
         them.
         """
 
-    def on_global_model(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_global_model(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """Called when the global model of the round is final.
 
         Compute here what is evaluated and saved with it.
         """
 
-    def on_evaluation_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_evaluation_start(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """Called before the global model is evaluated."""
 
     def on_evaluation_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, metrics: Metrics
     ) -> None:
         """Called with the metrics of an evaluation, e.g. ``val/accuracy``.
 
         Metrics that a callback adds are logged.
         """
 
-    def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
+    def on_round_end(
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, metrics: Metrics
+    ) -> None:
         """Called at the end of a round with all its scalars, after they were logged: to read them.
 
         What is to be logged with the round is logged by ``trainer.log`` in :meth:`on_global_model`
         or earlier.
         """
 
-    def on_pictures(self, trainer: Run, algorithm: FederatedAlgorithm, is_last: bool) -> None:
+    def on_pictures(
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, is_last: bool
+    ) -> None:
         """Called after every round, once it is known whether the run ends with it.
 
         Draw pictures of the round here.

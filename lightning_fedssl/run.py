@@ -1,10 +1,12 @@
-"""The state of a run, and what callbacks and the parts of a trainer may ask of it."""
+"""A run as a value, the keys of its trainer, and what callbacks may ask of the trainer."""
 
 from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +19,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 from tqdm import tqdm
 
-from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
@@ -29,12 +30,6 @@ from lightning_fedssl.round import Round
 from lightning_fedssl.state import Direction
 from lightning_fedssl.storage.run_folder import RunFolder
 from lightning_fedssl.system import Faults, Outcome, SystemModel
-
-BYTES: dict[Direction, str] = {
-    "down": "communication/download_bytes",
-    "up": "communication/upload_bytes",
-}
-"""The scalar that counts the bytes of each direction."""
 
 
 class Settings:
@@ -82,79 +77,201 @@ class Settings:
         """Steps per party and phase at most; None for no limit."""
         return 1 if self.fast_dev_run else None
 
+    def describe_privacy(self) -> dict[str, Any] | None:
+        """What the run guarantees so far; None without differential privacy."""
+        for rule in self.updates:
+            if found := rule.describe():
+                return dict(found)
+        return None
 
-class Run(Settings, ABC):
-    """A run, as callbacks and the parts of the trainer see it.
 
-    It is what hooks get as ``trainer``. :class:`~lightning_fedssl.FederatedTrainer` derives from
-    it: it takes the keys and has the commands, and it alone sets the attributes below. Others read
-    them, and change the run by the functions of this class, or by ``should_stop``.
+@dataclass(eq=False)
+class Run:
+    """What the loop over rounds works on: four owners, and the values of the present command.
 
-    The keys of the trainer are attributes of the same names.
+    It needs no trainer: whoever sets the method, the data and the optimizers can call the functions
+    of the loop with it.
 
     Attributes:
-        fabric: Precision, device and ranks.
-        seed: The seed of every random number of the run.
-        algorithm: The algorithm of the command; its module is the working module.
-        datamodule: The data and their partition.
+        settings: The keys of the trainer.
         hooks: Calls the callbacks.
+        scalars: What the round collects, and the last value of every scalar.
+        folder: Where the run is written, and its loggers.
+        state: Lightning's name for the command, and whether it runs, was interrupted or has
+            finished.
+        seed: The seed of every random number of the run.
         ckpt_path: The checkpoint that the command resumes or evaluates; None if there is none.
         round: The present round; before the first it has the index 0, or that of the checkpoint
-            that the run resumes.
+            that the run resumes. The method has it too, as ``current_round``.
         participation: What became of each selected client, in drawn order, the same on every rank.
             Of this round from ``on_global_model`` on, before that of the round before. Empty if no
             client was trained.
         step_work: With ``system``, what a step of each client of this rank computes, in plain
             steps.
-        should_stop: Whether the run ends after this round; a callback may set it, on any rank. A
-            callback that sets it in ``on_fit_start`` or ``on_train_start`` of a run that resumes
-            ends that run at once.
+        should_stop: Whether the run ends after this round.
         stopped_by: The number of the signal that has ended the run after a round; 0 for none.
-        predict_shares: How frequent the classes are among the images of ``predict``, if known.
-        predictions: Class probabilities of the last ``predict``, ``(test images, classes)``.
-        predictions_file: The file that they were written to.
-        state: Lightning's name for the command, and whether it runs, was interrupted or has
-            finished.
+        fabric: Precision, device and ranks.
+        algorithm: The algorithm of the command; its module is the working module.
+        datamodule: The data and their partition.
         client_optimizer: The optimizer of the clients' steps.
         server_optimizer: The optimizer of the server's steps.
         local_training: Trains the clients of a round.
-        scalars: What the round collects, and the last value of every scalar.
     """
 
-    fabric: Fabric
-    seed: int
-    predict_shares: Mapping[str, Any] | None = None
-    algorithm: FederatedAlgorithm
-    datamodule: FederatedDataModule
+    settings: Settings
     hooks: Hooks
-    ckpt_path: Path | None
-    folder: RunFolder
-    state: TrainerState
-    client_optimizer: Optimizer
-    server_optimizer: Optimizer
-    local_training: LocalTraining
     scalars: Scalars
+    folder: RunFolder
+    state: TrainerState = field(default_factory=TrainerState)
+    seed: int = 0
+    ckpt_path: Path | None = None
+    round: Round = field(default_factory=Round)
+    participation: Mapping[int, Outcome] = field(default_factory=dict)
+    step_work: dict[int, float] = field(default_factory=dict)
+    should_stop: bool = False
+    stopped_by: int = 0
+    fabric: Fabric = field(init=False)
+    algorithm: FederatedAlgorithm = field(init=False)
+    datamodule: FederatedDataModule = field(init=False)
+    client_optimizer: Optimizer = field(init=False)
+    server_optimizer: Optimizer = field(init=False)
+    local_training: LocalTraining = field(init=False)
 
     def reset(self) -> None:
         """Set what callbacks can read to what it is before the first round."""
         self.round = Round()
-        self.participation: Mapping[int, Outcome] = {}
-        self.step_work: dict[int, float] = {}
+        self.participation = {}
+        self.step_work = {}
         self.scalars.reset()
         self.should_stop = False
         self.stopped_by = 0
-        self.predictions: Tensor | None = None
-        self.predictions_file: str | None = None
 
-    # What changes in a run.
+    @property
+    def clients_per_round(self) -> int:
+        """Clients whose updates a round uses; where the key is left out, 10 or all of fewer."""
+        given, data = self.settings.given_clients_per_round, vars(self).get("datamodule")
+        return given or (10 if data is None else min(10, data.num_clients))
 
-    def enter(self, new: Round) -> None:
-        """Make a round the present one."""
-        self.round = self.algorithm.current_round = new
+    @property
+    def cohort_size(self) -> int:
+        """Clients drawn in a round; ``fast_dev_run`` draws two."""
+        number = self.clients_per_round
+        return min(number, 2) if self.settings.fast_dev_run else number
 
-    def took_part(self, outcomes: Mapping[int, Outcome]) -> None:
-        """Publish what became of the clients of the round."""
-        self.participation = outcomes
+    @property
+    def evaluates_now(self) -> bool:
+        """Whether this round ends with an evaluation of the global model, on validation or test
+        images.
+        """
+        index = self.round.index
+        every = self.settings.check_val_every_n_rounds
+        due = self.datamodule.has_validation and index % every == 0
+        return due or index == self.settings.max_rounds
+
+    @property
+    def client_lr(self) -> float:
+        """The learning rate of the clients' steps: this round's, or the present step's if it
+        changes at every step.
+        """
+        return float(self.client_optimizer.param_groups[0]["lr"])
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order, on every rank; every rank must call it."""
+        return collectives.gather(self.fabric, value)
+
+    def local_data(self, party: int) -> LocalData:
+        """What a client, or the server (``sampling.SERVER``), may train on in this round."""
+        return self.datamodule.local_data(party, self.round.index, self.settings.dtype)
+
+    def log_metrics(self, metrics: Metrics) -> None:
+        """Give the scalars of a round or an evaluation to the loggers and to
+        ``callback_metrics``.
+        """
+        self.scalars.publish(metrics, self.round.index)
+        self.folder.log_metrics(metrics, self.round.index)
+
+
+def _at(place: str) -> Any:
+    """An attribute of a trainer that shows one of its run's, such as ``run.round.index``."""
+    return property(attrgetter(place))
+
+
+class TrainerView(Settings, ABC):
+    """What hooks get as ``trainer``: the keys of the trainer under their names, what callbacks may
+    read of the run, and what they may do.
+
+    They change the run by the functions of this class, or by ``should_stop``.
+
+    Attributes:
+        run: The run. What is not described here has the name that it has there
+            (:class:`Run`).
+        round_index: The number of the present round, from 1.
+        cohort: The clients of the present round, in drawn order, the same on every rank.
+        callbacks: The callbacks of the run, in the order in which they are called.
+        callback_metrics: The last value of every scalar, by name.
+        metric_values: The last value of every evaluation metric, by name, such as the matrix
+            ``val/confusion_matrix``.
+        total_bytes: Bytes that clients received and sent in all rounds.
+        is_global_zero: Whether this is rank 0, which alone writes files and prints.
+        global_rank: The number of this rank, from 0.
+        world_size: The number of ranks.
+        loggers: The loggers of the run.
+        log_dir: The folder of the run, the same on every rank once the run has begun; None without
+            loggers.
+        predictions: Class probabilities of the last ``predict``, ``(test images, classes)``.
+        predictions_file: The file that they were written to.
+    """
+
+    run: Run
+    predictions: Tensor | None = None
+    predictions_file: str | None = None
+
+    seed: int = _at("run.seed")
+    algorithm: FederatedAlgorithm = _at("run.algorithm")
+    datamodule: FederatedDataModule = _at("run.datamodule")
+    client_optimizer: Optimizer = _at("run.client_optimizer")
+    server_optimizer: Optimizer = _at("run.server_optimizer")
+    local_training: LocalTraining = _at("run.local_training")
+    ckpt_path: Path | None = _at("run.ckpt_path")
+    state: TrainerState = _at("run.state")
+    stopped_by: int = _at("run.stopped_by")
+    round: Round = _at("run.round")
+    round_index: int = _at("run.round.index")
+    cohort: Sequence[int] = _at("run.round.cohort")
+    participation: Mapping[int, Outcome] = _at("run.participation")
+    step_work: dict[int, float] = _at("run.step_work")
+    clients_per_round: int = _at("run.clients_per_round")
+    cohort_size: int = _at("run.cohort_size")
+    evaluates_now: bool = _at("run.evaluates_now")
+    client_lr: float = _at("run.client_lr")
+    callbacks: list[Callback] = _at("run.hooks.callbacks")
+    scalars: Scalars = _at("run.scalars")
+    callback_metrics: dict[str, Tensor] = _at("run.scalars.last")
+    metric_values: dict[str, Tensor] = _at("run.scalars.metrics")
+    total_bytes: float = _at("run.scalars.total_bytes")
+    fabric: Fabric = _at("run.fabric")
+    is_global_zero: bool = _at("run.fabric.is_global_zero")
+    global_rank: int = _at("run.fabric.global_rank")
+    world_size: int = _at("run.fabric.world_size")
+    folder: RunFolder = _at("run.folder")
+    loggers: list[Logger] = _at("run.folder.loggers")
+    log_dir: str | None = _at("run.folder.log_dir")
+    gather: Callable[[Any], list[Any]] = _at("run.gather")
+    local_data: Callable[[int], LocalData] = _at("run.local_data")
+    log_metrics: Callable[[Metrics], None] = _at("run.log_metrics")
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the run ends after this round; a callback may set it, on any rank.
+
+        A callback that sets it in ``on_fit_start`` or ``on_train_start`` of a run that resumes ends
+        that run at once.
+        """
+        return self.run.should_stop
+
+    @should_stop.setter
+    def should_stop(self, value: bool) -> None:
+        self.run.should_stop = value
 
     @property
     def training(self) -> bool:
@@ -166,12 +283,7 @@ class Run(Settings, ABC):
         """Whether a signal has ended the command."""
         return self.state.status == TrainerStatus.INTERRUPTED
 
-    def interrupt(self, number: int) -> None:
-        """Note that a signal of this number ends the command."""
-        self.state.status = TrainerStatus.INTERRUPTED
-        self.stopped_by = number
-
-    # What callbacks and the parts of the trainer may do.
+    # What callbacks may do.
 
     def log(self, name: str, value: Any, weight: float | Tensor = 1.0) -> None:
         """Add a value to the round's weighted mean of a scalar, over all ranks.
@@ -185,38 +297,9 @@ class Run(Settings, ABC):
         """
         self.scalars.log(name, value, weight, self.algorithm.clients.staging)
 
-    def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order, on every rank; every rank must call it."""
-        return collectives.gather(self.fabric, value)
-
-    def local_data(self, party: int) -> LocalData:
-        """What a client, or the server (``sampling.SERVER``), may train on in this round."""
-        return self.datamodule.local_data(party, self.round_index, self.dtype)
-
-    def draw_cohort(self, index: int) -> list[int]:
-        """The clients of a round, in drawn order, the same on every rank.
-
-        Args:
-            index: The round.
-        """
-        for rule in self.updates:
-            if (drawn := rule.draw_cohort(self, index)) is not None:
-                return list(drawn)
-        return sampling.cohort(self.seed, index, self.datamodule.num_clients, self.cohort_size)
-
-    def describe_privacy(self) -> dict[str, Any] | None:
-        """What the run guarantees so far; None without differential privacy."""
-        for rule in self.updates:
-            if found := rule.describe():
-                return dict(found)
-        return None
-
     def drops_out(self, client: int) -> bool:
         """Whether a client, selected or not, cannot send anything in this round."""
-        availability = self.faults.availability
-        return availability is not None and availability.drops_out(
-            self.seed, self.round_index, client
-        )
+        return self.faults.drops_out(self.seed, self.round.index, client)
 
     def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
         """Count tensors that a client receives (``down``) or sends (``up``), and report them to the
@@ -227,126 +310,18 @@ class Run(Settings, ABC):
             direction: ``down`` to the client or ``up`` to the server.
             sizes: Bytes of each tensor by its name.
         """
-        self.scalars.count(BYTES[direction], sum(sizes.values()))
-        self.hooks.call("on_transfer", client, direction, sizes)
-
-    def log_metrics(self, metrics: Metrics) -> None:
-        """Give the scalars of a round or an evaluation to the loggers and to
-        ``callback_metrics``.
-        """
-        self.scalars.publish(metrics, self.round_index)
-        self.folder.log_metrics(metrics, self.round_index)
-
-    @property
-    def callbacks(self) -> list[Callback]:
-        """The callbacks of the run, in the order in which they are called."""
-        return self.hooks.callbacks
-
-    # Scalars.
-
-    @property
-    def callback_metrics(self) -> dict[str, Tensor]:
-        """The last value of every scalar, by name."""
-        return self.scalars.last
-
-    @property
-    def metric_values(self) -> dict[str, Tensor]:
-        """The last value of every evaluation metric, by name, such as the matrix
-        ``val/confusion_matrix``.
-        """
-        return self.scalars.metrics
-
-    @property
-    def metric_rounds(self) -> dict[str, int]:
-        """The round of the model that ``val`` and ``test`` have evaluated last."""
-        return self.scalars.rounds
-
-    @property
-    def total_bytes(self) -> float:
-        """Bytes that clients received and sent in all rounds."""
-        return self.scalars.total_bytes
-
-    # What follows from the keys and the round.
-
-    @property
-    def round_index(self) -> int:
-        """The number of the present round, from 1."""
-        return self.round.index
-
-    @property
-    def cohort(self) -> Sequence[int]:
-        """The clients of the present round, in drawn order, the same on every rank."""
-        return self.round.cohort
-
-    @property
-    def clients_per_round(self) -> int:
-        """Clients whose updates a round uses; where the key is left out, 10 or all of fewer."""
-        if self.given_clients_per_round is not None:
-            return self.given_clients_per_round
-        data = vars(self).get("datamodule")
-        return 10 if data is None else min(10, data.num_clients)
-
-    @property
-    def cohort_size(self) -> int:
-        """Clients drawn in a round; ``fast_dev_run`` draws two."""
-        return min(self.clients_per_round, 2) if self.fast_dev_run else self.clients_per_round
-
-    @property
-    def evaluates_now(self) -> bool:
-        """Whether this round ends with an evaluation of the global model, on validation or test
-        images.
-        """
-        due = (
-            self.datamodule.has_validation and self.round_index % self.check_val_every_n_rounds == 0
-        )
-        return due or self.round_index == self.max_rounds
-
-    @property
-    def client_lr(self) -> float:
-        """The learning rate of the clients' steps: this round's, or the present step's if it
-        changes at every step.
-        """
-        return float(self.client_optimizer.param_groups[0]["lr"])
-
-    # Ranks and files.
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this is rank 0, which alone writes files and prints."""
-        return self.fabric.is_global_zero
-
-    @property
-    def global_rank(self) -> int:
-        """The number of this rank, from 0."""
-        return self.fabric.global_rank
-
-    @property
-    def world_size(self) -> int:
-        """The number of ranks."""
-        return self.fabric.world_size
-
-    @property
-    def loggers(self) -> list[Logger]:
-        """The loggers of the run."""
-        return self.folder.loggers
-
-    @property
-    def logger(self) -> Logger | None:
-        """The first logger."""
-        return self.loggers[0] if self.loggers else None
-
-    @property
-    def log_dir(self) -> str | None:
-        """The folder of the run, the same on every rank once the run has begun; None without
-        loggers.
-        """
-        return self.folder.log_dir
+        self.algorithm.federation.transfer(client, direction, sizes)
 
     def print(self, *values: Any) -> None:
         """Print above the progress bar, on rank 0."""
         if self.is_global_zero:
             tqdm.write(" ".join(map(str, values)))
             sys.stdout.flush()
+
+    @property
+    def logger(self) -> Logger | None:
+        """The first logger."""
+        return self.loggers[0] if self.loggers else None
 
     # What the trainer does for callbacks.
 

@@ -25,7 +25,7 @@ from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.partition.base import Partition
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
-from lightning_fedssl.run import Run
+from lightning_fedssl.run import TrainerView
 from lightning_fedssl.trainer import FederatedTrainer
 
 SPEC = DatasetSpec("cifar10", workload.CLASSES, workload.SHAPE, (0.0,) * 3, (1.0,) * 3, tuple("abcdefghij"))
@@ -62,7 +62,7 @@ class Pause(FederatedCallback):
         self.network = network
         self.pacer = Pacer(self._loss)
 
-    def on_round_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """Wait."""
         self.algorithm = algorithm
         if trainer.is_global_zero:

@@ -36,7 +36,7 @@ from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.models import CNN, WideResNet
-from lightning_fedssl.run import Run
+from lightning_fedssl.run import TrainerView
 from lightning_fedssl.trainer import FederatedTrainer
 
 SWEEP = 250
@@ -245,18 +245,18 @@ class Pause(FederatedCallback):
         self.pacer = Pacer(self._loss)
         self.steps = 0
 
-    def on_round_start(self, trainer: Run, algorithm: Any) -> None:
+    def on_round_start(self, trainer: TrainerView, algorithm: Any) -> None:
         """Wait."""
         if trainer.round_index > 1 and self.steps != STEPS:
             raise SystemExit(f"a round had {self.steps} training steps instead of {STEPS}")
         self.trainer, self.steps = trainer, 0
         self.pacer.pause()
 
-    def on_client_batch_end(self, trainer: Run, algorithm: Any, step: int) -> None:
+    def on_client_batch_end(self, trainer: TrainerView, algorithm: Any, step: int) -> None:
         """Count a step of a client."""
         self.steps += 1
 
-    def on_server_batch_end(self, trainer: Run, algorithm: Any, step: int) -> None:
+    def on_server_batch_end(self, trainer: TrainerView, algorithm: Any, step: int) -> None:
         """Count a step of the server."""
         self.steps += 1
 

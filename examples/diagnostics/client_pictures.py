@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.local_work import LocalWork
-    from lightning_fedssl.run import Run
+    from lightning_fedssl.run import TrainerView
     from lightning_fedssl.state import ClientUpdate
 
 TITLES = {
@@ -55,7 +55,7 @@ class ClientHeatMaps(FederatedCallback):
 
     def on_client_start(
         self,
-        trainer: Run,
+        trainer: TrainerView,
         algorithm: FederatedAlgorithm,
         data: LocalData,
         work: LocalWork,
@@ -65,7 +65,7 @@ class ClientHeatMaps(FederatedCallback):
             self._found["mask_rate"][data.party] = work.pseudo_labels.mask.double().mean()
 
     def on_client_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, update: ClientUpdate
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, update: ClientUpdate
     ) -> None:
         """Record the length of a client's update."""
         received = algorithm.broadcast(update.client)
@@ -77,7 +77,7 @@ class ClientHeatMaps(FederatedCallback):
         moved = torch.stack([(after - before).norm() for after, before in pairs])
         self._found["update_norm"][update.client] = moved.double().norm()
 
-    def on_global_model(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_global_model(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """Combine what all ranks recorded in this round."""
         for name, found in self._found.items():
             parts = trainer.gather({client: float(value) for client, value in found.items()})
@@ -85,7 +85,9 @@ class ClientHeatMaps(FederatedCallback):
                 self.history[name][trainer.round_index] = values
             found.clear()
 
-    def on_pictures(self, trainer: Run, algorithm: FederatedAlgorithm, is_last: bool) -> None:
+    def on_pictures(
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, is_last: bool
+    ) -> None:
         """Draw at the interval."""
         if (is_last or trainer.round_index % self.every_n_rounds == 0) and has_pictures(trainer):
             for name, rounds in self.history.items():

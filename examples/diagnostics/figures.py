@@ -9,16 +9,16 @@ from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogg
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from lightning_fedssl.run import Run
+    from lightning_fedssl.run import TrainerView
 
 
-def has_pictures(trainer: Run) -> bool:
+def has_pictures(trainer: TrainerView) -> bool:
     """Whether a logger of this rank can show pictures, so that they need to be drawn."""
     kinds = (TensorBoardLogger, WandbLogger, MLFlowLogger)
     return trainer.is_global_zero and any(isinstance(logger, kinds) for logger in trainer.loggers)
 
 
-def show_figure(trainer: Run, name: str, figure: Figure) -> None:
+def show_figure(trainer: TrainerView, name: str, figure: Figure) -> None:
     """Log a matplotlib figure for the current round.
 
     Args:

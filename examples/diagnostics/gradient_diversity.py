@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.local_work import LocalWork
-    from lightning_fedssl.run import Run
+    from lightning_fedssl.run import TrainerView
     from lightning_fedssl.state import Batch, ClientUpdate
 
 Source = Literal["update", "gradient"]
@@ -177,14 +177,14 @@ class GradientDiversity(FederatedCallback):
                 "the lower layers and the server the others: leave it out of trainer.callbacks"
             )
 
-    def on_round_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """Reset the sums, and determine whether this round is measured."""
         self._due = trainer.round_index % self.every_n_rounds == 0
         self._waiting = defaultdict(dict)
         self._clients = {source: defaultdict(GradientSum) for source in self.sources}
         self._servers = {source: [] for source in self.sources}
 
-    def on_server_phase_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_server_phase_start(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """Measure the server's gradient, and store its initial weights."""
         if not self._due:
             return
@@ -202,7 +202,7 @@ class GradientDiversity(FederatedCallback):
                 )
                 self._add_server("gradient", gradient)
 
-    def on_server_phase_end(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_server_phase_end(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """Measure the server's update, if it has trained."""
         if (
             self._due
@@ -216,7 +216,7 @@ class GradientDiversity(FederatedCallback):
 
     def on_client_start(
         self,
-        trainer: Run,
+        trainer: TrainerView,
         algorithm: FederatedAlgorithm,
         data: LocalData,
         work: LocalWork,
@@ -230,7 +230,7 @@ class GradientDiversity(FederatedCallback):
             self._waiting[data.party]["gradient"] = gradient
 
     def on_client_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, update: ClientUpdate
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, update: ClientUpdate
     ) -> None:
         """Measure a client's update."""
         if self._due and "update" in self.sources:
@@ -238,7 +238,7 @@ class GradientDiversity(FederatedCallback):
             self._waiting[update.client]["update"] = change
 
     def on_client_judged(
-        self, trainer: Run, algorithm: FederatedAlgorithm, client: int, accepted: bool
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, client: int, accepted: bool
     ) -> None:
         """Add what was measured of a client to the sums of its group if the server accepts its
         update.
@@ -248,7 +248,7 @@ class GradientDiversity(FederatedCallback):
                 group = getattr(algorithm, "group_of", lambda _: 0)(client)
                 self._clients[source][group].add(gradient)
 
-    def on_aggregate(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_aggregate(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """Log the diversities over the accepted clients of all ranks."""
         if self._due:
             for source in self.sources:
@@ -258,7 +258,7 @@ class GradientDiversity(FederatedCallback):
                     if math.isfinite(value):
                         trainer.log(f"diversity/{source}_{name}", value)
 
-    def _groups(self, trainer: Run, source: Source) -> list[GradientSum]:
+    def _groups(self, trainer: TrainerView, source: Source) -> list[GradientSum]:
         """The sums of all ranks by group, in the order of the servers.
 
         A group without accepted clients has no sum.
@@ -315,7 +315,7 @@ def _length(total: GradientSum) -> int:
 
 
 def full_gradient(
-    trainer: Run,
+    trainer: TrainerView,
     algorithm: FederatedAlgorithm,
     data: LocalData,
     work: LocalWork,

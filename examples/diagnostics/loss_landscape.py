@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.local_work import LocalWork
-    from lightning_fedssl.run import Run
+    from lightning_fedssl.run import TrainerView
 
 
 _DECADE = 10.0
@@ -67,13 +67,13 @@ class LossLandscape(FederatedCallback):
         """Reject a method without an objective before training starts."""
         require_objective(self, pl_module)
 
-    def on_round_start(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """Delete the labels of the previous round."""
         self._clients = {}
 
     def on_client_start(
         self,
-        trainer: Run,
+        trainer: TrainerView,
         algorithm: FederatedAlgorithm,
         data: LocalData,
         work: LocalWork,
@@ -94,7 +94,7 @@ class LossLandscape(FederatedCallback):
         self._clients[data.party] = (some, labels)
 
     def on_client_judged(
-        self, trainer: Run, algorithm: FederatedAlgorithm, client: int, accepted: bool
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, client: int, accepted: bool
     ) -> None:
         """Forget a client whose update is rejected:
         the trained weights do not contain it.
@@ -103,7 +103,7 @@ class LossLandscape(FederatedCallback):
             self._clients.pop(client, None)
 
     def on_train_end(  # type: ignore[override]
-        self, trainer: Run, algorithm: FederatedAlgorithm
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm
     ) -> None:
         """Compute the surface on all ranks and draw it on rank 0."""
         if not any(trainer.gather(bool(self._clients))):
@@ -113,7 +113,7 @@ class LossLandscape(FederatedCallback):
             self._write(trainer, surface)
 
     @torch.no_grad()
-    def surface(self, trainer: Run, algorithm: FederatedAlgorithm) -> NDArray[np.float64]:
+    def surface(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> NDArray[np.float64]:
         """F at the grid points: ``(points, points)``, rows b2, columns b1."""
         algorithm.eval()
         center = algorithm.server.model()
@@ -140,7 +140,7 @@ class LossLandscape(FederatedCallback):
             total += (len(data.labeled) + len(data.unlabeled)) * mean
         return total
 
-    def _write(self, trainer: Run, surface: NDArray[np.float64]) -> None:
+    def _write(self, trainer: TrainerView, surface: NDArray[np.float64]) -> None:
         folder = Path(str(trainer.log_dir))
         np.savetxt(folder / "loss_landscape.csv", surface, delimiter=",")
         figure = draw(surface, self.reach)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.local_work import LocalWork
-    from lightning_fedssl.run import Run
+    from lightning_fedssl.run import TrainerView
 
 
 class OptimalityGap(FederatedCallback):
@@ -54,7 +54,7 @@ class OptimalityGap(FederatedCallback):
 
     def on_client_start(
         self,
-        trainer: Run,
+        trainer: TrainerView,
         algorithm: FederatedAlgorithm,
         data: LocalData,
         work: LocalWork,
@@ -78,7 +78,7 @@ class OptimalityGap(FederatedCallback):
         scalars = {"objective": total_objective, "labels": change.square().sum().double()}
         self._scalars.add(scalars, work.num_samples)
 
-    def on_aggregate(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_aggregate(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """Log the means over the clients of all ranks; keep the weights of this round."""
         if trainer.round_index % self.every_n_rounds == 0:
             scalars, gradient = (

@@ -21,7 +21,7 @@ from lightning_fedssl.state import load_state
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
-    from lightning_fedssl.run import Run
+    from lightning_fedssl.run import TrainerView
 
 
 class StageLosses(FederatedCallback):
@@ -53,7 +53,7 @@ class StageLosses(FederatedCallback):
         self.threshold = threshold
 
     def on_train_start(  # type: ignore[override]
-        self, trainer: Run, algorithm: FederatedAlgorithm
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm
     ) -> None:
         """Refuse a server without labelled images, and clients without images.
 
@@ -72,22 +72,22 @@ class StageLosses(FederatedCallback):
                 "callback"
             )
 
-    def on_server_phase_end(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_server_phase_end(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """Log the losses of the model that the server has trained."""
         self._log(trainer, algorithm, "after_server")
 
-    def on_global_model(self, trainer: Run, algorithm: FederatedAlgorithm) -> None:
+    def on_global_model(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
         """Log the losses of the round's last model."""
         self._log(trainer, algorithm, "after_round")
 
-    def _log(self, trainer: Run, algorithm: FederatedAlgorithm, stage: str) -> None:
+    def _log(self, trainer: TrainerView, algorithm: FederatedAlgorithm, stage: str) -> None:
         data = trainer.local_data(sampling.SERVER)
         with evaluating(algorithm, batch_statistics=True), trainer.fabric.autocast():
             trainer.log(f"{stage}/unlabeled_loss", self._unlabeled_loss(trainer, algorithm, data))
             trainer.log(f"{stage}/supervised_loss", self._supervised_loss(trainer, algorithm, data))
 
     def _unlabeled_loss(
-        self, trainer: Run, algorithm: FederatedAlgorithm, data: LocalData
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, data: LocalData
     ) -> float:
         """The mean consistency loss; afterwards the working module holds the global model."""
         batches = self._batches(trainer, trainer.datamodule.unlabeled_pool().to(data.images.device))
@@ -108,7 +108,7 @@ class StageLosses(FederatedCallback):
         return float(torch.cat(losses).mean())
 
     def _supervised_loss(
-        self, trainer: Run, algorithm: FederatedAlgorithm, data: LocalData
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, data: LocalData
     ) -> float:
         """The mean cross-entropy of the working module on the labelled images."""
         places = self._batches(trainer, torch.arange(len(data.labeled), device=data.images.device))
@@ -118,7 +118,7 @@ class StageLosses(FederatedCallback):
         ]
         return float(torch.cat(losses).mean())
 
-    def _batches(self, trainer: Run, indices: Tensor) -> list[tuple[int, Tensor]]:
+    def _batches(self, trainer: TrainerView, indices: Tensor) -> list[tuple[int, Tensor]]:
         """At most ``max_images`` of some indices, evenly spaced, as batches with the place of their
         first one.
         """

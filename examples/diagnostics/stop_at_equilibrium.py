@@ -12,7 +12,7 @@ from lightning_fedssl.callback import FederatedCallback, at_least
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.run import Run
+    from lightning_fedssl.run import TrainerView
 
 
 _log = logging.getLogger(__name__)
@@ -50,13 +50,13 @@ class StopAtEquilibrium(FederatedCallback):
         self.losses: list[float] = []
 
     def on_train_start(  # type: ignore[override]
-        self, trainer: Run, algorithm: FederatedAlgorithm
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm
     ) -> None:
         """End a resumed run at once if the last rounds before its checkpoint are reason enough."""
         self._judge(trainer)
 
     def on_round_end(
-        self, trainer: Run, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Store the round's loss; end the run if the mean of a full window is small enough.
 
@@ -83,7 +83,7 @@ class StopAtEquilibrium(FederatedCallback):
         """Restore the state from :meth:`state_dict`."""
         self.losses = list(state_dict["losses"])
 
-    def _judge(self, trainer: Run) -> None:
+    def _judge(self, trainer: TrainerView) -> None:
         mean = sum(self.losses) / self.window
         if len(self.losses) == self.window and mean < self.threshold:
             trainer.should_stop = True

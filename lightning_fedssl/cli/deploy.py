@@ -312,7 +312,9 @@ def make_node(config: Path, node_config: Settings, run_config: Settings) -> Node
         shares = read_row(yaml.safe_load(str(node_config["class-shares"])), data.class_names)
     trainer: Any = cli.trainer
     algorithm: Any = cli.model
-    return Node(trainer, trainer.fabric, algorithm, data, own, folder, send_scalars, shares)
+    return Node(
+        trainer.run.settings, trainer.fabric, algorithm, data, own, folder, send_scalars, shares
+    )
 
 
 def _read_app(

@@ -213,7 +213,7 @@ class DeployedFederation(RunFederation):
     def __init__(self, run: Run, nodes: Nodes, wait_for: int = 1, min_clients: int = 1) -> None:
         super().__init__(run)
         refuse_undeployable(run.algorithm)
-        refuse_callbacks(run.callbacks)
+        refuse_callbacks(run.hooks.callbacks)
         if run.fabric.world_size > 1:
             raise ValueError(
                 "trainer.devices gives several devices, but a deployment's server uses one: set "
@@ -238,10 +238,10 @@ class DeployedFederation(RunFederation):
         self._run_number()  # every checkpoint of a deployment has it, also if no client takes part
         connected = self.nodes.wait_for(self._needed)
         self._needed = self.min_clients
-        if not connected.keys() & set(self.run.cohort):
+        if not connected.keys() & set(self.run.round.cohort):
             _log.warning(
                 "round %d: no client of the cohort is connected: nobody trains in it",
-                self.run.round_index,
+                self.run.round.index,
             )
 
     def end_round(self) -> None:
@@ -252,7 +252,7 @@ class DeployedFederation(RunFederation):
         algorithm = self.run.algorithm
         extra = algorithm.server.extra
         if isinstance(algorithm, FedSHVR) and (result := algorithm.result_for_clients()):
-            extra[f"{_RESULT}{self.run.round_index}"] = copied(result)
+            extra[f"{_RESULT}{self.run.round.index}"] = copied(result)
         waiting = set(map(self._accepted_round, range(self.run.datamodule.num_clients)))
         for name in below(_RESULT, extra):
             if int(name.removeprefix(_RESULT)) not in waiting:
@@ -260,9 +260,9 @@ class DeployedFederation(RunFederation):
 
     def train_clients(self) -> Iterator[ClientUpdate]:
         """Let the nodes train the cohort; the updates are yielded in the order of the cohort."""
-        self.run.hooks.call("on_client_phase_start")
+        clients = self.start_clients()
         self.run.scalars.count("client/trained", 0.0)
-        return self.judge.accepted(self._train_at_nodes(self.judge.start_clients()))
+        return self.judge.accepted(self._train_at_nodes(clients))
 
     def train_jointly(self) -> Iterator[ClientUpdate]:
         """No client of a deployment trains together with the server."""
@@ -288,7 +288,7 @@ class DeployedFederation(RunFederation):
         }
         answers = self.nodes.ask("moments", orders)
         if not self._moments_of_two:
-            images = torch.zeros((2, *(algorithm.in_shape or ())), dtype=run.dtype)
+            images = torch.zeros((2, *(algorithm.in_shape or ())), dtype=run.settings.dtype)
             self._moments_of_two = local_moments(algorithm, [images.to(run.fabric.device)])
         for party in parties:
             if party == sampling.SERVER:
@@ -302,7 +302,7 @@ class DeployedFederation(RunFederation):
                 except MessageError as error:
                     _log.warning(
                         "round %d: client %d: %s; statistics without it",
-                        run.round_index,
+                        run.round.index,
                         party,
                         error,
                     )
@@ -324,7 +324,7 @@ class DeployedFederation(RunFederation):
             if client not in answered:
                 _log.warning(
                     "round %d goes on without client %d: %s",
-                    self.run.round_index,
+                    self.run.round.index,
                     client,
                     shown(failed.get(client, "too few answers")),
                 )
@@ -342,7 +342,7 @@ class DeployedFederation(RunFederation):
     def _order(self, client: int, batch_size: int = 0) -> dict[str, Any]:
         return {
             "run": self._run_number(),
-            "round": self.run.round_index,
+            "round": self.run.round.index,
             "accepted": self._accepted_round(client),
             "batch_size": batch_size,
             "holds_weights": False,
@@ -366,7 +366,7 @@ class DeployedFederation(RunFederation):
             held = broadcast.keys() - counted.keys()
         tensors = without(model, held)
         result = algorithm.server.extra.get(f"{_RESULT}{order['accepted']}", {})
-        new = order["accepted"] < self.run.round_index - 1
+        new = order["accepted"] < self.run.round.index - 1
         tensors |= {name: t for name, t in result.items() if new or not name.startswith(LAST_ROUND)}
         return tensors, order | {"holds_weights": bool(held), "result": list(result)}
 
@@ -380,7 +380,7 @@ class DeployedFederation(RunFederation):
         """
         scalars = _SCALARS | set(getattr(self.run.algorithm, "client_scalars", ()))
         found, tensors, sums = read_answer(answer, ["client", "round", *numbers], expected, scalars)
-        if found[:2] != [client, self.run.round_index]:
+        if found[:2] != [client, self.run.round.index]:
             raise MessageError(f"it is of client {found[0]} in round {found[1]}")
         return found[2:], self.run.fabric.to_device(tensors), sums
 
@@ -409,10 +409,10 @@ class DeployedFederation(RunFederation):
             if reason := check_update(algorithm, update, *self._most(client)):
                 raise MessageError(f"it {reason}")
         with algorithm.clients.stage(client):
-            done = torch.tensor(self.run.round_index)
+            done = torch.tensor(self.run.round.index)
             algorithm.clients.put(client, STATE, {"accepted": done})
             for name, (total, weight) in scalars.items():
-                self.run.log(name, total / weight, weight)
+                self.run.scalars.log(name, total / weight, weight, client)
             if update is not None:
                 self.transfer(client, "up", algorithm.upload_sizes(update))
                 self.run.hooks.call("on_client_end", update)
@@ -489,8 +489,8 @@ def fit_on_grid(grid: Grid, run_config: Settings, parts: Parts) -> None:
     root = Path(trainer.default_root_dir)
     root.mkdir(parents=True, exist_ok=True)
 
-    def make_federation(trainer: Run) -> DeployedFederation:
-        return DeployedFederation(trainer, nodes, wait_for, int(run_config.get("min-clients", 1)))
+    def make_federation(run: Run) -> DeployedFederation:
+        return DeployedFederation(run, nodes, wait_for, int(run_config.get("min-clients", 1)))
 
     try:
         with FileLock(root / ".deployment.lock", timeout=0):

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import RunningStage
 
 from lightning_fedssl.callbacks.checkpoint import FederatedCheckpoint
-from lightning_fedssl.run import Run
+from lightning_fedssl.run import TrainerView
 from lightning_fedssl.storage.other_names import OTHER_NAMES
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ STAGES = {
 """Lightning's questions for the command."""
 
 
-class LightningNames(Run):
+class LightningNames(TrainerView):
     """What Lightning's callbacks read of a trainer, with a round as the epoch and as its step."""
 
     sanity_checking = False

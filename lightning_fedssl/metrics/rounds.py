@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -193,34 +194,17 @@ def _detached(value: Any) -> Tensor:
     return torch.tensor(float(value), dtype=torch.float64)
 
 
-class Counter:
-    """Sums of a round, such as bytes, over all ranks."""
-
-    def __init__(self) -> None:
-        self._counts: Metrics = {}
-
-    def add(self, name: str, amount: float) -> None:
-        """Add to a sum."""
-        self._counts[name] = self._counts.get(name, 0.0) + amount
-
-    def take(self) -> Metrics:
-        """The sums of this rank; the counter is empty afterwards."""
-        counts = self._counts
-        self._counts = {}
-        return counts
-
-
 def totals_of(counts: Sequence[Metrics]) -> Metrics:
     """The sums over all ranks.
 
     Args:
         counts: The sums of each rank.
     """
-    totals = Counter()
+    totals = defaultdict[str, float](float)
     for part in counts:
         for name, amount in part.items():
-            totals.add(name, amount)
-    return dict(sorted(totals.take().items()))
+            totals[name] += amount
+    return dict(sorted(totals.items()))
 
 
 class Scalars:
@@ -257,7 +241,7 @@ class Scalars:
         logged.clear()
         self.logged = logged
         self._means = MetricCollector(ranks)
-        self._sums = Counter()
+        self._sums = defaultdict[str, float](float)
 
     # Of the present round.
 
@@ -268,7 +252,7 @@ class Scalars:
 
     def count(self, name: str, amount: float) -> None:
         """Add to a sum of the round over all ranks, such as bytes."""
-        self._sums.add(name, amount)
+        self._sums[name] += amount
 
     def accept(self, client: int) -> None:
         """Count what a client has logged: its update is accepted, or it skips the round."""
@@ -296,7 +280,7 @@ class Scalars:
             seconds: The duration of the round on this rank.
         """
         self.add_logged()
-        parts = gather((self._means.take(), self._sums.take(), seconds))
+        parts = gather((self._means.take(), self._sums, seconds))
         shares, sums, durations = zip(*parts, strict=True)
         counts = totals_of(sums)
         metrics = means_of(shares, order) | counts
@@ -318,7 +302,7 @@ class Scalars:
             gather: Gives every rank's value.
             before: The bytes of the last round of this command; None if it had none.
         """
-        sent = self._add_bytes(totals_of(gather(self._sums.take())))
+        sent = self._add_bytes(totals_of(gather(self._sums)))
         if not any(sent.values()):
             return {}
         whole = {"communication/total_bytes": self.total_bytes}
@@ -327,6 +311,7 @@ class Scalars:
         return whole | {name: before.get(name, 0.0) + size for name, size in sent.items() if size}
 
     def _add_bytes(self, counts: Metrics) -> Metrics:
+        self._sums.clear()
         sent = below("communication/", counts)
         self.total_bytes += sum(sent.values())
         return sent

@@ -125,12 +125,12 @@ def refuse_unsupported(callbacks: Sequence[Callback]) -> None:
             )
         known = isinstance(callback, (FederatedCallback, *SUPPORTED_LIGHTNING_CALLBACKS))
         if not known and type(callback).__module__.startswith(("lightning.", "pytorch_lightning.")):
-            supported = ", ".join(c.__name__ for c in SUPPORTED_LIGHTNING_CALLBACKS[:-1])
             name = type(callback).__name__
             raise ValueError(
                 f"trainer.callbacks: {name} needs Lightning's own training loop and cannot run in "
                 f"a federated one; {OTHER_NAMES.get(name, 'leave it out')}; of Lightning's "
-                f"callbacks these can: {supported}"
+                "callbacks these can: "
+                + ", ".join(c.__name__ for c in SUPPORTED_LIGHTNING_CALLBACKS[:-1])
             )
         if not known or isinstance(callback, FederatedCallback):
             _check_hooks(callback)
@@ -152,10 +152,11 @@ def check_monitors(callbacks: Iterable[Callback], known: Collection[str], place:
         if not (name and name.startswith(place) and getattr(callback, "strict", True)):
             continue
         if not {name, name.partition("/class_")[0]} & {*known}:
-            meant = difflib.get_close_matches(name, known, n=1) or sorted(known)
             raise ValueError(
                 f"trainer.callbacks: {type(callback).__name__} has monitor {name}, and no round "
-                f"logs it; did you mean {', '.join(meant) or 'to give data.validation'}?"
+                "logs it; did you mean "
+                + ", ".join(difflib.get_close_matches(name, known, n=1) or sorted(known))
+                + ("?" if known else "to give data.validation?")
             )
 
 
@@ -171,12 +172,10 @@ def _check_hooks(callback: Callback) -> None:
     base = UpdateRule if isinstance(callback, UpdateRule) else FederatedCallback
     for name in hooks_of(type(callback)):
         if not hasattr(base, name):
-            hint = "; see lightning_fedssl.callback for those there are"
-            for meant in difflib.get_close_matches(name, hooks_of(base), 1):
-                hint = f"; did you mean {meant}?"
+            meant = difflib.get_close_matches(name, hooks_of(base), 1)
             raise ValueError(
-                f"trainer.callbacks: {mine} has a method {name}, and there is no hook of that "
-                f"name{hint}"
+                f"trainer.callbacks: {mine} has a method {name}, and there is no hook of that name; "
+                + (f"did you mean {meant[0]}?" if meant else "see lightning_fedssl.callback")
             )
         if (
             name not in LIGHTNING_HOOKS

@@ -23,7 +23,8 @@ from lightning_fedssl.export.description import Description, describe_data
 from lightning_fedssl.functional.by_name import below, mapped, only, prefixed, shapes_of, without
 from lightning_fedssl.functional.optimizer_states import load_optimizer_state, optimizer_state
 from lightning_fedssl.functional.schedules import Schedule
-from lightning_fedssl.metrics.rounds import Metrics
+from lightning_fedssl.hooks import Hooks
+from lightning_fedssl.metrics.rounds import Metrics, Scalars
 from lightning_fedssl.round import Round
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import frozen_state, load_state
@@ -49,12 +50,12 @@ def find(ckpt_path: str | Path | None, root: Path) -> Path | None:
     return path
 
 
-def save(trainer: Run, path: Path, weights_only: bool = False) -> None:
+def save(run: Run, path: Path, weights_only: bool = False) -> None:
     """Write a checkpoint. If the process is killed meanwhile, ``path`` is either the old or the new
     checkpoint.
 
     Args:
-        trainer: The trainer.
+        run: The run.
         path: The file.
         weights_only: Leave out the clients' states.
 
@@ -62,61 +63,61 @@ def save(trainer: Run, path: Path, weights_only: bool = False) -> None:
         OSError: If the file cannot be written.
         TypeError: If a value could not be read back, naming the value.
     """
-    names = None if weights_only else trainer.algorithm.clients.files
-    checkpoint_file.save(take(trainer, weights_only), path, names)
+    names = None if weights_only else run.algorithm.clients.files
+    checkpoint_file.save(take(run, weights_only), path, names)
 
 
-def save_model(trainer: Run, folder: Path) -> None:
+def save_model(run: Run, folder: Path) -> None:
     """Write the evaluated model as ``model.safetensors`` and ``model.json``; the folder is made."""
-    algorithm = trainer.algorithm
+    algorithm = run.algorithm
     load_state(algorithm, algorithm.evaluated_model())
-    export.save_model(algorithm.configured_network(), _description(trainer), folder)
+    export.save_model(algorithm.configured_network(), _description(run), folder)
 
 
-def _description(trainer: Run) -> Description:
+def _description(run: Run) -> Description:
     """The content of ``model.json`` for the present model."""
     return describe_model(
-        trainer.algorithm,
-        trainer.datamodule,
-        trainer.round_index,
-        _scalars(trainer),
-        trainer.metric_rounds,
-        trainer.describe_privacy(),
+        run.algorithm,
+        run.datamodule,
+        run.round.index,
+        _last(run.scalars),
+        run.scalars.rounds,
+        run.settings.describe_privacy(),
     )
 
 
-def _scalars(trainer: Run) -> Metrics:
-    return mapped(float, trainer.callback_metrics)
+def _last(scalars: Scalars) -> Metrics:
+    return mapped(float, scalars.last)
 
 
-def save_missing(trainer: Run) -> None:
+def save_missing(hooks: Hooks) -> None:
     """Write the last checkpoint if it has an earlier round."""
-    for writer in _writers(trainer):
-        writer.save_missing(trainer)
+    for writer in _writers(hooks):
+        writer.save_missing(hooks.trainer)
 
 
-def _writers(trainer: Run) -> list[FederatedCheckpoint]:
-    return [callback for callback in trainer.callbacks if isinstance(callback, FederatedCheckpoint)]
+def _writers(hooks: Hooks) -> list[FederatedCheckpoint]:
+    return [callback for callback in hooks.callbacks if isinstance(callback, FederatedCheckpoint)]
 
 
 @contextmanager
-def folder_of_one_run(trainer: Run) -> Iterator[None]:
+def folder_of_one_run(run: Run) -> Iterator[None]:
     """Keep other runs out of the folder of this run's checkpoints inside the context.
 
     Runs share a folder if they have no logger, or the same logger of the user.
 
     Args:
-        trainer: The trainer, before its first round.
+        run: The run, before its first round.
 
     Raises:
         ValueError: Another run is training in the folder.
     """
-    writers = _writers(trainer)
-    if not writers or not trainer.is_global_zero or trainer.fast_dev_run:
+    writers = _writers(run.hooks)
+    if not writers or not run.fabric.is_global_zero or run.settings.fast_dev_run:
         yield
         return
-    folder = writers[0].folder(trainer)
-    resumed = trainer.ckpt_path
+    folder = writers[0].folder(run.hooks.trainer)
+    resumed = run.ckpt_path
     lock = lock_folder(folder)
     if lock is None:
         raise ValueError(
@@ -149,7 +150,7 @@ def restore(callbacks: Sequence[Callback], states: Mapping[str, Any]) -> None:
             callback.load_state_dict(saved)
 
 
-def take(trainer: Run, weights_only: bool = False) -> checkpoint_file.Checkpoint:
+def take(run: Run, weights_only: bool = False) -> checkpoint_file.Checkpoint:
     """Everything that a run needs to resume, as tensors and primitives.
 
     ``state_dict`` is the evaluated model with its frozen layers, ``federation`` the state of server
@@ -159,40 +160,40 @@ def take(trainer: Run, weights_only: bool = False) -> checkpoint_file.Checkpoint
     ``load_from_checkpoint`` needs, ``model`` is what ``export`` needs.
 
     Args:
-        trainer: The trainer.
+        run: The run.
         weights_only: Leave out the clients' states; a run that has any can then not be resumed from
             the checkpoint, so the state of the server's optimizer is left out, too.
     """
-    algorithm = trainer.algorithm
+    algorithm = run.algorithm
     left_out = weights_only and len(algorithm.clients) > 0
-    server = trainer.algorithm.server
+    server = run.algorithm.server
     checkpoint = {
         "format": checkpoint_file.FORMAT,
-        "settings": settings_of(trainer),
+        "settings": settings_of(run),
         "pytorch-lightning_version": lightning.__version__,
         "hyper_parameters": export.named_arguments(algorithm),
-        "model": _description(trainer),
+        "model": _description(run),
         "state_dict": {
             **frozen_state(algorithm),
             **server.personal,
             **algorithm.evaluated_model(),
         },
-        "callbacks": states_of(trainer.callbacks),
-        "round": int(trainer.round_index),
-        "epoch": max(int(trainer.round_index) - 1, 0),
-        "global_step": int(trainer.round_index),
+        "callbacks": states_of(run.hooks.callbacks),
+        "round": int(run.round.index),
+        "epoch": max(int(run.round.index) - 1, 0),
+        "global_step": int(run.round.index),
         "algorithm": type(algorithm).__name__,
-        "max_rounds": int(trainer.max_rounds),
-        "seed": int(trainer.seed),
-        "partition": str(trainer.datamodule.split.hash),
-        "total_bytes": float(trainer.total_bytes),
-        "metrics": _scalars(trainer),
+        "max_rounds": int(run.settings.max_rounds),
+        "seed": int(run.seed),
+        "partition": str(run.datamodule.split.hash),
+        "total_bytes": float(run.scalars.total_bytes),
+        "metrics": _last(run.scalars),
         "federation": {
             "parameters": dict(server.parameters),
             "buffers": dict(server.buffers),
             "version": int(server.version),
             "extra": mapped(dict, server.extra),
-            "server_optimizer": {} if left_out else optimizer_state(trainer.server_optimizer),
+            "server_optimizer": {} if left_out else optimizer_state(run.server_optimizer),
             "clients": {} if left_out else algorithm.clients.state_dict(),
             "client_states_left_out": left_out,
             "states": {},
@@ -226,7 +227,7 @@ def reading(path: Path | None) -> Iterator[None]:
         ) from error
 
 
-def load_model(trainer: Run, path: Path) -> checkpoint_file.Checkpoint:
+def load_model(run: Run, path: Path) -> checkpoint_file.Checkpoint:
     """Load the global model and the callbacks' state, for evaluation.
 
     Raises:
@@ -234,16 +235,16 @@ def load_model(trainer: Run, path: Path) -> checkpoint_file.Checkpoint:
         ValueError: If the file is damaged, or of another algorithm or network.
     """
     loaded = checkpoint_file.load(path)
-    name = type(trainer.algorithm).__name__
+    name = type(run.algorithm).__name__
     if loaded["algorithm"] != name:
         raise ValueError(
             f"ckpt_path: {path} was written by {loaded['algorithm']}, but model is {name}; "
             f"give --model {loaded['algorithm']}, or the configuration of its run"
         )
-    server = trainer.algorithm.server
+    server = run.algorithm.server
     state = loaded["federation"]
-    trainer.algorithm.on_load_checkpoint(loaded)
-    kept = {**frozen_state(trainer.algorithm), **server.personal}
+    run.algorithm.on_load_checkpoint(loaded)
+    kept = {**frozen_state(run.algorithm), **server.personal}
     found = only(loaded["state_dict"], kept) | state["parameters"] | state["buffers"]
     if wrong := {*shapes_of(server.model() | kept)} ^ {*shapes_of(found)}:
         raise ValueError(
@@ -254,13 +255,14 @@ def load_model(trainer: Run, path: Path) -> checkpoint_file.Checkpoint:
     # Callbacks evaluate other models, such as group means, together with the global model of the
     # same round.
     server.extra = mapped(dict, state["extra"])
-    server.to(trainer.fabric.device)
+    server.to(run.fabric.device)
     server.update(personal=only(loaded["state_dict"], server.personal))
-    load_state(trainer.algorithm, only(loaded["state_dict"], kept))
+    load_state(run.algorithm, only(loaded["state_dict"], kept))
     server.version = state["version"]
-    trainer.enter(Round(loaded["round"], trainer.max_rounds))
-    trainer.algorithm.origin = {key: loaded[key] for key in ("seed", "partition", "model")}
-    restore(trainer.callbacks, loaded["callbacks"])
+    run.round = Round(loaded["round"], run.settings.max_rounds)
+    run.algorithm.current_round = run.round
+    run.algorithm.origin = {key: loaded[key] for key in ("seed", "partition", "model")}
+    restore(run.hooks.callbacks, loaded["callbacks"])
     return loaded
 
 
@@ -377,7 +379,7 @@ def check_same_data(
         )
 
 
-def resume(trainer: Run, path: Path) -> int:
+def resume(run: Run, path: Path) -> int:
     """Restore a run as it was at the end of a round.
 
     Returns:
@@ -388,43 +390,43 @@ def resume(trainer: Run, path: Path) -> int:
         ValueError: If the file is damaged, or of another algorithm, network, seed, partition or
             other data.
     """
-    loaded = load_model(trainer, path)
-    data, allowed = trainer.datamodule, trainer.allow_changed
+    loaded = load_model(run, path)
+    data, allowed = run.datamodule, run.settings.allow_changed
     check_same_samples(data, loaded, path, allowed, _OF_SAMPLES[:2])
-    check_same_data(trainer.seed, data, loaded, path)
+    check_same_data(run.seed, data, loaded, path)
     # Before the normalisation, which changes with the samples.
-    _check_settings(trainer, loaded, path)
+    _check_settings(run, loaded, path)
     check_same_samples(data, loaded, path, allowed, _OF_SAMPLES[2:])
-    _warn_of_a_stretched_schedule(trainer.algorithm.schedule, trainer.max_rounds, loaded)
+    _warn_of_a_stretched_schedule(run.algorithm.schedule, run.settings.max_rounds, loaded)
     _read_states(loaded, path, needed=not allowed)
     state = loaded["federation"]
     if not allowed:
         _check_states(loaded, path)
     if state["server_optimizer"]:
-        load_optimizer_state(trainer.server_optimizer, state["server_optimizer"])
-    trainer.algorithm.clients.load_state_dict(state["clients"])
-    trainer.algorithm.clients.files.update(state["states"])
+        load_optimizer_state(run.server_optimizer, state["server_optimizer"])
+    run.algorithm.clients.load_state_dict(state["clients"])
+    run.algorithm.clients.files.update(state["states"])
     # The test of a run that had finished is not a test of the longer run.
     metrics = loaded["metrics"]
     kept = without(metrics, below(_OF_END, metrics))
     evaluated = without(loaded["model"]["metric_rounds"], ["test"])
-    trainer.scalars.restore(kept, evaluated, loaded["total_bytes"])
+    run.scalars.restore(kept, evaluated, loaded["total_bytes"])
     return int(loaded["round"])
 
 
-def continue_curves(trainer: Run, path: Path) -> None:
+def continue_curves(run: Run, path: Path) -> None:
     """Log the rounds of the run that is resumed again, so that ``metrics.csv`` and the curves are
     those of one run.
 
     Args:
-        trainer: The trainer, whose run is in another folder.
+        run: The run, which is in another folder.
         path: The checkpoint that it resumes.
     """
     earlier = path.absolute().parent.with_name("metrics.csv")
     if (
-        not trainer.log_dir
+        not run.folder.log_dir
         or not earlier.is_file()
-        or earlier.parent.resolve() == Path(trainer.log_dir).resolve()
+        or earlier.parent.resolve() == Path(run.folder.log_dir).resolve()
     ):
         return
     # A killed process may have cut the last one.
@@ -433,18 +435,18 @@ def continue_curves(trainer: Run, path: Path) -> None:
         step = int(row["step"])
         scalars = {k: float(v) for k, v in row.items() if v and k not in ("step", "epoch")}
         # The resumed run logs the row of its end itself.
-        if not below(_OF_END, scalars) and step <= trainer.round_index:
-            trainer.folder.log_metrics(scalars, step)
+        if not below(_OF_END, scalars) and step <= run.round.index:
+            run.folder.log_metrics(scalars, step)
 
 
-def _check_settings(trainer: Run, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
+def _check_settings(run: Run, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
     """Refuse to resume with other settings, unless they are allowed to differ."""
-    changed = differences(loaded["settings"], settings_of(trainer))
+    changed = differences(loaded["settings"], settings_of(run))
     if not changed:
         return
     of_states = ("trainer.precision ", "model.optimizer ", "model.aggregation_optimizer ")
     refused = any(text.startswith(of_states) for text in changed)
-    if trainer.allow_changed and not refused:
+    if run.settings.allow_changed and not refused:
         _log.warning("resuming %s with other settings: %s", path, ", ".join(changed))
         return
     raise ValueError(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,11 +25,11 @@ from lightning_fedssl.trainer import checkpointing
 _log = logging.getLogger(__name__)
 
 
-def run_command(trainer: Run, stage: str) -> Metrics:
+def run_command(run: Run, stage: str) -> Metrics:
     """Run ``validate`` or ``test``; for ``predict`` only load the model (see :func:`predict`).
 
     Args:
-        trainer: The trainer; its ``ckpt_path`` is the checkpoint to use, the current model if left
+        run: The run; its ``ckpt_path`` is the checkpoint to use, the current model if left
             out.
         stage: The command.
 
@@ -40,58 +40,57 @@ def run_command(trainer: Run, stage: str) -> Metrics:
         ValueError: If the model was trained on data that do not fit, or there are no images to
             ``validate`` on.
     """
-    ckpt_path = trainer.ckpt_path
+    ckpt_path = run.ckpt_path
     if ckpt_path is None:
-        done = trainer.round_index
-        of = (
-            f"of round {done}"
-            if done
-            else "as they are: untrained, unless you or model.init_from have loaded some"
+        _log.warning(
+            "no ckpt_path given: the weights are %s",
+            f"of round {run.round.index}"
+            if run.round.index
+            else "as they are: untrained, unless you or model.init_from have loaded some",
         )
-        _log.warning("no ckpt_path given: the weights are %s", of)
     else:
-        loaded = checkpointing.load_model(trainer, ckpt_path)
-        checkpointing.load_personal(trainer.algorithm, loaded, ckpt_path)
-    if origin := trainer.algorithm.origin:
+        loaded = checkpointing.load_model(run, ckpt_path)
+        checkpointing.load_personal(run.algorithm, loaded, ckpt_path)
+    if origin := run.algorithm.origin:
         checkpointing.check_same_samples(
-            trainer.datamodule, origin, ckpt_path, trainer.allow_changed
+            run.datamodule, origin, ckpt_path, run.settings.allow_changed
         )
         # On another partition, images of training could be among the validation images.
         if stage == "validate":
-            checkpointing.check_same_data(trainer.seed, trainer.datamodule, origin, ckpt_path)
+            checkpointing.check_same_data(run.seed, run.datamodule, origin, ckpt_path)
     if stage == "predict":
         return {}
-    if stage == "validate" and not trainer.datamodule.has_validation:
+    if stage == "validate" and not run.datamodule.has_validation:
         raise ValueError(
             "data.validation is 0: there is no validation data; give a fraction above 0, or test"
         )
-    metrics = evaluate(trainer, "validate" if stage == "validate" else "test")
-    trainer.log_metrics(metrics)
+    metrics = evaluate(run, "validate" if stage == "validate" else "test")
+    run.log_metrics(metrics)
     return metrics
 
 
-def evaluate(trainer: Run, stage: Literal["validate", "test"]) -> Metrics:
+def evaluate(run: Run, stage: Literal["validate", "test"]) -> Metrics:
     """Evaluate the global model on the validation or test images.
 
     Each rank takes its share of the batches.
     """
-    algorithm = trainer.algorithm
+    algorithm, data, keys = run.algorithm, run.datamodule, run.settings
     prefix = "val" if stage == "validate" else "test"
-    ranks = trainer.world_size
-    classes = trainer.datamodule.num_classes
-    scores = EvaluationMetrics(trainer.metrics, classes, ranks, algorithm.task)
-    trainer.folder.use()
-    _load_evaluated_model(trainer)
+    rank, ranks = run.fabric.global_rank, run.fabric.world_size
+    scores = EvaluationMetrics(keys.metrics, data.num_classes, ranks, algorithm.task)
+    run.folder.use()
+    _load_evaluated_model(run)
     step = algorithm.validation_step if stage == "validate" else algorithm.test_step
     collector = MetricCollector(ranks)
-    trainer.scalars.add_logged()  # what follows is of the evaluation
-    devices: list[int] | None = [] if trainer.fabric.device.type == "cpu" else None
-    with torch.no_grad(), trainer.fabric.autocast(), torch.random.fork_rng(devices):
-        key = sampling.derive_key(trainer.seed, stage, trainer.round_index)
+    run.scalars.add_logged()  # what follows is of the evaluation
+    devices: list[int] | None = [] if run.fabric.device.type == "cpu" else None
+    with torch.no_grad(), run.fabric.autocast(), torch.random.fork_rng(devices):
+        key = sampling.derive_key(run.seed, stage, run.round.index)
         torch.manual_seed(key)  # for dropout
-        for index, batch in enumerate(_batches(trainer, stage)):
+        batches = iter(data.evaluation_batches(stage, keys.dtype, shard=(rank, ranks)))
+        for index, batch in enumerate(islice(batches, keys.max_steps)):
             # In the order of the data, in which the batches' values are added.
-            number = index * ranks + trainer.global_rank
+            number = index * ranks + rank
             logits = step(batch, index)
             for name, value, weight, _ in algorithm.logged:
                 collector.update(name, value, weight, number)
@@ -99,14 +98,14 @@ def evaluate(trainer: Run, stage: Literal["validate", "test"]) -> Metrics:
             collector.commit(number)
             if logits is not None:
                 scores.update(logits, batch[1])
-    values = prefixed(f"{prefix}/", scores.compute(trainer.gather))
-    trainer.scalars.metrics.update(values)
-    metrics = scalars(values) | collector.compute(trainer.gather)
-    trainer.hooks.call("on_evaluation_end", metrics)
+    values = prefixed(f"{prefix}/", scores.compute(run.gather))
+    run.scalars.metrics.update(values)
+    metrics = scalars(values) | collector.compute(run.gather)
+    run.hooks.call("on_evaluation_end", metrics)
     return metrics
 
 
-def predict(trainer: Run) -> tuple[Tensor, str | None]:
+def predict(run: Run, shares: Mapping[str, Any] | None) -> tuple[Tensor, str | None]:
     """Compute class probabilities of the test images, or of new images.
 
     Rank 0 writes them to ``predictions.csv``; the classes of pixels as PNG files to the folder
@@ -114,41 +113,38 @@ def predict(trainer: Run) -> tuple[Tensor, str | None]:
 
     Every rank predicts all images, so that the rows have the order of the data.
 
+    Args:
+        run: The run.
+        shares: How frequent the classes are among the images, if known.
+
     Returns:
         The probabilities ``(images, classes)``, and the file.
     """
-    classes = trainer.datamodule.spec.class_names
-    files = trainer.datamodule.predict_files()
-    _load_evaluated_model(trainer)
-    with torch.no_grad(), trainer.fabric.autocast():
-        batches = enumerate(trainer.datamodule.predict_batches(trainer.dtype))
-        rows = [trainer.algorithm.predict_step(batch, index).cpu() for index, batch in batches]
-    trainer.folder.use()  # not before all images could be read
+    data, keys = run.datamodule, run.settings
+    classes = data.spec.class_names
+    files = data.predict_files()
+    _load_evaluated_model(run)
+    with torch.no_grad(), run.fabric.autocast():
+        batches = enumerate(data.predict_batches(keys.dtype))
+        rows = [run.algorithm.predict_step(batch, index).cpu() for index, batch in batches]
+    run.folder.use()  # not before all images could be read
     predictions = torch.cat(rows)
-    if trainer.predict_shares is not None:
-        predictions = drawn_to(predictions, trainer.predict_shares, classes)
-    if not trainer.fabric.is_global_zero or trainer.fast_dev_run:
+    if shares is not None:
+        predictions = drawn_to(predictions, shares, classes)
+    if not run.fabric.is_global_zero or keys.fast_dev_run:
         return predictions, None
-    path = Path(trainer.folder.log_dir or trainer.default_root_dir) / "predictions.csv"
-    if trainer.datamodule.task.per_pixel:
+    path = Path(run.folder.log_dir or keys.default_root_dir) / "predictions.csv"
+    if data.task.per_pixel:
         path = path.with_suffix("")
-        sizes = trainer.datamodule.predict_sizes()
-        run_folder.write_masks(predictions.argmax(dim=1), path, files, sizes)
+        run_folder.write_masks(predictions.argmax(dim=1), path, files, data.predict_sizes())
     else:
-        one_class = "one class" in trainer.datamodule.task.gives
+        one_class = "one class" in data.task.gives
         run_folder.write_predictions(predictions, path, classes, files, one_class)
-    count = plural(len(predictions), trainer.datamodule.spec.noun)
-    _log.info("predictions of %s: %s", count, path)
+    _log.info("predictions of %s: %s", plural(len(predictions), data.spec.noun), path)
     return predictions, str(path)
 
 
-def _load_evaluated_model(trainer: Run) -> None:
-    trainer.hooks.call("on_evaluation_start")
-    load_state(trainer.algorithm, trainer.algorithm.evaluated_model())
-    trainer.algorithm.eval()
-
-
-def _batches(trainer: Run, stage: Literal["validate", "test"]) -> Iterator[tuple[Tensor, Tensor]]:
-    ranks = (trainer.global_rank, trainer.world_size)
-    batches = iter(trainer.datamodule.evaluation_batches(stage, trainer.dtype, shard=ranks))
-    return islice(batches, 1) if trainer.fast_dev_run else batches
+def _load_evaluated_model(run: Run) -> None:
+    run.hooks.call("on_evaluation_start")
+    load_state(run.algorithm, run.algorithm.evaluated_model())
+    run.algorithm.eval()

@@ -30,6 +30,12 @@ from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate, Direction, load_state
 from lightning_fedssl.trainer.judge import Judge
 
+BYTES: dict[Direction, str] = {
+    "down": "communication/download_bytes",
+    "up": "communication/upload_bytes",
+}
+"""The scalar that counts the bytes of each direction."""
+
 
 class RunFederation(Federation):
     """What every run gives its method: the server, whose training is the same in a simulation and
@@ -46,7 +52,7 @@ class RunFederation(Federation):
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.judge = Judge(run)
+        self.judge = Judge(run.algorithm, run.fabric, run.hooks, run.scalars)
         self.trained: set[bool] = set()
         self._client_sizes: list[int] = run.datamodule.statistics.sizes.tolist()
         self._server_phases = 0
@@ -58,7 +64,7 @@ class RunFederation(Federation):
         """
         self._server_phases = 0
         self.trained = set()
-        if self.run.round_index == 1 and self.run.is_global_zero:
+        if self.run.round.index == 1 and self.run.fabric.is_global_zero:
             for client, stated in self.run.datamodule.shares.items():
                 self.transfer(client, "up", {"class shares": 8 * len(stated.shares)})
 
@@ -72,7 +78,28 @@ class RunFederation(Federation):
 
     def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
         """See :meth:`Federation.transfer`."""
-        self.run.transfer(client, direction, sizes)
+        self.run.scalars.count(BYTES[direction], sum(sizes.values()))
+        self.run.hooks.call("on_transfer", client, direction, sizes)
+
+    def start_clients(self) -> list[int]:
+        """Begin a phase of client training; returns the clients of all ranks that do not drop out.
+
+        A client that drops out receives its broadcast and nothing else happens: its persistent
+        state stays as it is.
+        """
+        run = self.run
+        cohort = run.round.cohort
+        run.hooks.call("on_client_phase_start")
+        drops_out = run.settings.faults.drops_out
+        absent = [k for k in cohort if drops_out(run.seed, run.round.index, k)]
+        self.judge.start_clients(absent)
+        clients = run.algorithm.clients
+        for client in absent[run.fabric.global_rank :: run.fabric.world_size]:
+            with clients.stage(client):
+                received = run.algorithm.broadcast(client)
+                self.transfer(client, "down", run.algorithm.download_sizes(client, received))
+            clients.discard(client)
+        return [client for client in cohort if client not in absent]
 
     def accepted_moments(self, found: Mapping[int, LayerMoments]) -> LayerMoments:
         """See :meth:`Federation.accepted_moments`."""
@@ -80,7 +107,7 @@ class RunFederation(Federation):
 
     def validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """See :meth:`Federation.validation_batches`."""
-        return iter(self.run.datamodule.evaluation_batches("validate", self.run.dtype))
+        return iter(self.run.datamodule.evaluation_batches("validate", self.run.settings.dtype))
 
     def train_server(self) -> None:
         """See :meth:`Federation.train_server`."""
@@ -92,11 +119,11 @@ class RunFederation(Federation):
         # A second server phase in a round uses the random numbers of the next round, not those of
         # the first phase again.
         data = run.datamodule.local_data(
-            sampling.SERVER, run.round_index + self._server_phases, run.dtype
+            sampling.SERVER, run.round.index + self._server_phases, run.settings.dtype
         )
         self._server_phases += 1
-        work = algorithm.on_server_start(data).limited(run.max_steps)
-        if run.is_global_zero:  # every rank takes the same steps
+        work = algorithm.on_server_start(data).limited(run.settings.max_steps)
+        if run.fabric.is_global_zero:  # every rank takes the same steps
             run.scalars.count("server/steps", float(work.num_steps))
         if work.num_steps:
             if not algorithm.keep_server_optimizer:
@@ -135,15 +162,6 @@ class SimulatedFederation(RunFederation):
 
     simulated = True
 
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self._step_work: dict[Any, float] = {}
-
-    def start_round(self) -> None:
-        """Begin a round."""
-        super().start_round()
-        self._step_work.clear()
-
     def reached(self, clients: Sequence[int]) -> Sequence[int]:
         """See :meth:`Federation.reached`."""
         return clients
@@ -153,15 +171,14 @@ class SimulatedFederation(RunFederation):
     ) -> Iterator[tuple[int, LayerMoments]]:
         """See :meth:`Federation.moments`."""
         for party in parties:
-            data = self.run.local_data(party)
-            yield party, measure_moments(self.run.algorithm, data, batch_size)
+            yield party, measure_moments(self.run.algorithm, self.run.local_data(party), batch_size)
 
     def train_clients(self) -> Iterator[ClientUpdate]:
         """See :meth:`Federation.train_clients`."""
         run = self.run
-        run.hooks.call("on_client_phase_start")
-        phase = ClientPhase(run.algorithm, run.client_optimizer, run.fabric, self, run.max_steps)
-        stacks = self._share(self.judge.start_clients())
+        stacks = self._share(self.start_clients())
+        most = run.settings.max_steps
+        phase = ClientPhase(run.algorithm, run.client_optimizer, run.fabric, self, most)
         return self.judge.accepted(run.local_training.train_clients(phase, stacks))
 
     def train_jointly(self) -> Iterator[ClientUpdate]:
@@ -173,20 +190,19 @@ class SimulatedFederation(RunFederation):
                 f"{type(algorithm).__name__} must be a JointAlgorithm to train clients and server "
                 "together"
             )
-        run.hooks.call("on_client_phase_start")
+        stacks = self._share(self.start_clients())
         load_state(algorithm, algorithm.server.model())
         if not algorithm.keep_server_optimizer:
             load_optimizer_state(run.server_optimizer, {})
-        stacks = self._share(self.judge.start_clients())
         phase = JointPhase(
             algorithm=algorithm,
             optimizer=run.client_optimizer,
             fabric=run.fabric,
             observer=self,
-            max_steps=run.max_steps,
+            max_steps=run.settings.max_steps,
             server_optimizer=run.server_optimizer,
-            server_data=run.local_data(sampling.SERVER),
-            cohort=run.cohort,
+            server_data=self.run.local_data(sampling.SERVER),
+            cohort=run.round.cohort,
         )
         updates = run.local_training.train_jointly(phase, stacks)
         self._take_working_module(lambda name: not algorithm.at_clients(name))
@@ -195,13 +211,14 @@ class SimulatedFederation(RunFederation):
     def _share(self, present: list[int]) -> list[list[LocalData]]:
         """The data of the clients that this rank trains, in stacks."""
         run = self.run
+        self._step_work: dict[Any, float] = {}
         numbers = [self._client_sizes[client] for client in present]
         auto = cpu_stack_size(run.algorithm, run.local_data(present[0]), numbers) if present else 1
         stacks = run.local_training.stacks(present, run.fabric.device, auto)
-        shares = sampling.share_out(stacks, self._client_sizes, run.world_size)
+        shares = sampling.share_out(stacks, self._client_sizes, run.fabric.world_size)
         return [
             [self.judge.on_data(run.local_data(client)) for client in stack]
-            for stack in shares[run.global_rank]
+            for stack in shares[run.fabric.global_rank]
         ]
 
     # What the local trainers report.
@@ -215,11 +232,11 @@ class SimulatedFederation(RunFederation):
         if run.datamodule.label_location == "server":  # which trains what clients start with
             new = not run.algorithm.clients.get(client, "personal")
             sizes = sizes | (sizes_of(run.algorithm.server.personal) if new else {})
-        run.transfer(client, "down", sizes)
+        self.transfer(client, "down", sizes)
         self.judge.started(client, received)
         if work.num_steps:
             self.trained.add(False)
-            if run.system is not None:
+            if run.settings.system is not None:
                 run.step_work[client] = step_work(
                     run.algorithm, data, work, run.fabric, self._step_work
                 )
@@ -245,7 +262,7 @@ class SimulatedFederation(RunFederation):
 
     def client_ended(self, update: ClientUpdate) -> None:
         """A client has finished."""
-        self.run.transfer(update.client, "up", self.judge.upload_sizes(update))
+        self.transfer(update.client, "up", self.judge.upload_sizes(update))
         self.run.hooks.call("on_client_end", update)
 
     def client_judged(self, client: int, reason: str | None) -> None:

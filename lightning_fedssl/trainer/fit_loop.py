@@ -11,6 +11,7 @@ import torch
 from lightning.fabric import Fabric
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStopping, EarlyStoppingReason
+from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor
 
 from lightning_fedssl import sampling
@@ -30,12 +31,12 @@ from lightning_fedssl.trainer.federation import RunFederation
 _log = logging.getLogger(__name__)
 
 
-def fit(trainer: Run, federation: RunFederation, begins: Callable[[], object]) -> Metrics:
+def fit(run: Run, federation: RunFederation, begins: Callable[[], object]) -> Metrics:
     """Train until ``max_rounds``, a signal or a callback ends the run, then evaluate on the test
     images.
 
     Args:
-        trainer: The trainer; its ``ckpt_path`` is the checkpoint to resume.
+        run: The run; its ``ckpt_path`` is the checkpoint to resume.
         federation: What the algorithm may ask for.
         begins: Called as soon as a signal lets every rank finish its round.
 
@@ -43,91 +44,92 @@ def fit(trainer: Run, federation: RunFederation, begins: Callable[[], object]) -
         The scalars of the test; empty after a signal, and for a checkpoint of more rounds than
         ``max_rounds``.
     """
-    forget_earlier_run(trainer)
-    first = 1 if trainer.ckpt_path is None else checkpointing.resume(trainer, trainer.ckpt_path) + 1
-    if first > trainer.max_rounds:
+    forget_earlier_run(run)
+    last = run.settings.max_rounds
+    first = 1 if run.ckpt_path is None else checkpointing.resume(run, run.ckpt_path) + 1
+    if first > last:
         _log.warning(
             "the checkpoint has done %d rounds and trainer.max_rounds is %d: nothing to train%s",
-            first - 1, trainer.max_rounds,
+            first - 1, last,
             "; the model is only "
-            "tested" if first == trainer.max_rounds + 1 else ", raise trainer.max_rounds",
+            "tested" if first == last + 1 else ", raise trainer.max_rounds",
         )  # fmt: skip
-        if first > trainer.max_rounds + 1:
+        if first > last + 1:
             return {}
-    if problem := trainer.algorithm.schedule.problem(trainer.max_rounds):
+    if problem := run.algorithm.schedule.problem(last):
         _log.warning(problem)
-    with checkpointing.folder_of_one_run(trainer):
+    with checkpointing.folder_of_one_run(run):
         for hook in ("on_fit_start", "on_train_start"):
-            trainer.hooks.call(hook)
-        trainer.algorithm.origin = checkpointing.origin_of(trainer.seed, trainer.datamodule)
-        if trainer.ckpt_path is not None:
-            checkpointing.continue_curves(trainer, trainer.ckpt_path)
-        stops = first > trainer.max_rounds or (first > 1 and had_ended(trainer))
+            run.hooks.call(hook)
+        run.algorithm.origin = checkpointing.origin_of(run.seed, run.datamodule)
+        if run.ckpt_path is not None:
+            checkpointing.continue_curves(run, run.ckpt_path)
+        stops = first > last or (first > 1 and had_ended(run))
         sent = None  # an earlier command has logged the row of the round
-        trainer.should_stop = False
+        run.should_stop = False
         with (
             StopRequest() as stop,
-            torch.random.fork_rng([] if trainer.fabric.device.type == "cpu" else None),
+            torch.random.fork_rng([] if run.fabric.device.type == "cpu" else None),
         ):
-            trainer.gather(None)  # from here on SIGTERM ends no rank: the first round takes place
+            run.gather(None)  # from here on SIGTERM ends no rank: the first round takes place
             begins()
             while not stops:
-                sent = run_round(trainer, federation, trainer.round_index + 1)
-                stops = ends_now(trainer, federation, stop, trainer.round_index == first)
+                sent = run_round(run, federation, run.round.index + 1)
+                stops = ends_now(run, federation, stop, run.round.index == first)
         metrics = {}
-        if trainer.interrupted:
+        if run.state.status == TrainerStatus.INTERRUPTED:
             # First, because the process may be killed before the next call has ended.
-            checkpointing.save_missing(trainer)
+            checkpointing.save_missing(run.hooks)
             # So that the saved model has statistics that belong to its weights.
-            trainer.hooks.call("on_evaluation_start")
+            run.hooks.call("on_evaluation_start")
         else:
-            metrics = evaluation.evaluate(trainer, "test")
-            trainer.log_metrics(metrics | trainer.scalars.bytes_of_test(trainer.gather, sent))
+            metrics = evaluation.evaluate(run, "test")
+            run.log_metrics(metrics | run.scalars.bytes_of_test(run.gather, sent))
         for hook in ("on_train_end", "on_fit_end"):
-            trainer.hooks.call(hook)
+            run.hooks.call(hook)
     return metrics
 
 
-def forget_earlier_run(trainer: Run) -> None:
+def forget_earlier_run(run: Run) -> None:
     """Reset what all but the model's weights remember of an earlier run, before a checkpoint is
     loaded.
     """
-    trainer.reset()
-    for callback in trainer.callbacks:  # Lightning's own keep their state, as in Lightning
+    run.reset()
+    for callback in run.hooks.callbacks:  # Lightning's own keep their state, as in Lightning
         if isinstance(callback, FederatedCallback):
             callback.reset()
-    trainer.algorithm.clients.load_state_dict({})
-    trainer.algorithm.server.forget()
+    run.algorithm.clients.load_state_dict({})
+    run.algorithm.server.forget()
 
 
-def had_ended(trainer: Run) -> bool:
+def had_ended(run: Run) -> bool:
     """Whether a callback had ended the run that is resumed: it sets ``should_stop`` before the
     first round.
 
     Lightning's ``EarlyStopping`` does not; it would train another round.
     """
-    stops = trainer.should_stop
-    for callback in trainer.callbacks:
+    stops = run.should_stop
+    for callback in run.hooks.callbacks:
         if isinstance(callback, EarlyStopping):
             stops |= callback.stopping_reason != EarlyStoppingReason.NOT_STOPPED
-    ended = any(trainer.gather(stops))
+    ended = any(run.gather(stops))
     if ended:
         _log.warning(
             "a callback or a spent privacy budget had ended this run after round %d: nothing to "
             "train; to resume it, change or remove the callback, or raise epsilon",
-            trainer.round_index,
+            run.round.index,
         )
     return ended
 
 
-def ends_now(trainer: Run, federation: RunFederation, stop: StopRequest, is_first: bool) -> bool:
+def ends_now(run: Run, federation: RunFederation, stop: StopRequest, is_first: bool) -> bool:
     """Whether the run ends after this round: all rounds are done, or a signal or a callback of any
     rank asks for it.
     """
-    for callback in trainer.callbacks:
+    for callback in run.hooks.callbacks:
         if isinstance(callback, Timer) and (left := callback.time_remaining()) is not None:
-            trainer.should_stop |= left <= 0
-    ranks = trainer.gather((stop.number, trainer.should_stop, federation.trained))
+            run.should_stop |= left <= 0
+    ranks = run.gather((stop.number, run.should_stop, federation.trained))
     numbers, asks, trained = zip(*ranks, strict=True)
     number = max(numbers)
     asked = max(asks)
@@ -135,80 +137,98 @@ def ends_now(trainer: Run, federation: RunFederation, stop: StopRequest, is_firs
         _log.warning(
             "round %d: no client has trained, because %s.training_step returned None for every "
             "batch, which skips it; if this is not intended, return the loss",
-            trainer.round_index, type(trainer.algorithm).__name__,
+            run.round.index, type(run.algorithm).__name__,
         )  # fmt: skip
-    is_last = trainer.round_index == trainer.max_rounds
-    trainer.hooks.call("on_pictures", is_last or asked)
+    is_last = run.round.index == run.settings.max_rounds
+    run.hooks.call("on_pictures", is_last or asked)
     if number:
-        _log.warning("stopped after round %d; resume with --ckpt_path last", trainer.round_index)
-        trainer.interrupt(number)
+        _log.warning("stopped after round %d; resume with --ckpt_path last", run.round.index)
+        run.state.status = TrainerStatus.INTERRUPTED
+        run.stopped_by = number
     elif asked:
-        _log.info("a callback asked to stop after round %d", trainer.round_index)
+        _log.info("a callback asked to stop after round %d", run.round.index)
     return is_last or number > 0 or asked
 
 
-def run_round(trainer: Run, federation: RunFederation, index: int) -> Metrics:
+def run_round(run: Run, federation: RunFederation, index: int) -> Metrics:
     """One round: draw the cohort, let the algorithm train, evaluate if it is due, log.
 
     Args:
-        trainer: The run.
+        run: The run.
         federation: What the algorithm may ask for.
         index: The number of the round.
 
     Returns:
         The bytes of the round, by name.
     """
-    trainer.folder.use()
+    algorithm, scalars, judge = run.algorithm, run.scalars, federation.judge
+    validates = run.datamodule.has_validation
+    run.folder.use()
     started = time.perf_counter()
     # A resumed run draws the same.
-    torch.manual_seed(sampling.derive_key(trainer.seed, "round", index))
-    optimizers = (trainer.client_optimizer, trainer.server_optimizer)
-    trainer.algorithm.set_learning_rates(optimizers, index, trainer.max_rounds)
-    trainer.enter(new_round(trainer, index))
+    torch.manual_seed(sampling.derive_key(run.seed, "round", index))
+    optimizers = (run.client_optimizer, run.server_optimizer)
+    algorithm.set_learning_rates(optimizers, index, run.settings.max_rounds)
+    run.round = algorithm.current_round = new_round(run, index)
     for hook in ("on_train_epoch_start", "on_round_start"):
-        trainer.hooks.call(hook)
-    trainer.enter(replace(trainer.round, client_lr=trainer.client_lr))  # a callback may have set it
+        run.hooks.call(hook)
+    # A callback may have set the rate.
+    run.round = algorithm.current_round = replace(run.round, client_lr=run.client_lr)
     federation.start_round()
-    trainer.algorithm.on_round_start()
-    lr = trainer.client_lr
-    trainer.algorithm.round(federation)
-    federation.judge.end_round()
-    check_server(trainer.algorithm.server, trainer.fabric, index)
+    algorithm.on_round_start()
+    lr = run.client_lr
+    algorithm.round(federation)
+    counts = run.settings.faults.availability is not None
+    run.participation = judge.end_round(counts)
+    check_server(algorithm.server, run.fabric, index)
     federation.end_round()
-    trainer.hooks.call("on_global_model")
-    check_finite(trainer.algorithm.server, index)  # callbacks may have measured statistics
-    if federation.judge.client_seconds:
-        images = trainer.scalars.weight("client/loss")
-        trainer.scalars.count("time/client_samples_per_s", images / federation.judge.client_seconds)
+    run.hooks.call("on_global_model")
+    check_finite(algorithm.server, index)  # callbacks may have measured statistics
+    if judge.client_seconds:
+        images = scalars.weight("client/loss")
+        scalars.count("time/client_samples_per_s", images / judge.client_seconds)
     seconds = time.perf_counter() - started
-    scalars, sent = trainer.scalars.end_round(trainer.gather, trainer.cohort, seconds)
-    metrics = {"lr": lr} | scalars
-    due = trainer.datamodule.has_validation and trainer.evaluates_now
+    found, sent = scalars.end_round(run.gather, run.round.cohort, seconds)
+    metrics = {"lr": lr} | found
+    due = validates and run.evaluates_now
     if due:
-        metrics |= evaluation.evaluate(trainer, "validate")
-    trainer.log_metrics(metrics)
-    if due or not trainer.datamodule.has_validation:
-        check_monitors(trainer.hooks.listeners["on_train_epoch_end"], trainer.callback_metrics)
+        metrics |= evaluation.evaluate(run, "validate")
+    run.log_metrics(metrics)
+    if due or not validates:
+        check_monitors(run.hooks.listeners["on_train_epoch_end"], scalars.last)
     # Every checkpoint, also one of Lightning's ModelCheckpoint, holds what the others did.
     calls: list[Call] = [("on_train_epoch_end", ()), ("on_round_end", (metrics,))]
-    trainer.hooks.call_in_turn([("on_validation_end", ()), *calls] if due else calls, WRITERS)
+    run.hooks.call_in_turn([("on_validation_end", ()), *calls] if due else calls, WRITERS)
     return sent
 
 
-def new_round(trainer: Run, index: int) -> Round:
+def new_round(run: Run, index: int) -> Round:
     """A round with its cohort and learning rates."""
-    last = trainer.max_rounds
-    schedule = trainer.algorithm.schedule
+    last = run.settings.max_rounds
+    schedule = run.algorithm.schedule
     factors = [schedule.checked_factor(t, last) for t in (index, min(index + 1, last))]
     return Round(
         index,
         last,
-        trainer.draw_cohort(index),
-        trainer.datamodule.num_clients,
-        trainer.clients_per_round,
-        trainer.client_lr,
+        draw_cohort(run, index),
+        run.datamodule.num_clients,
+        run.clients_per_round,
+        run.client_lr,
         min(1.0, max(factors)),  # rates may change within a round
     )
+
+
+def draw_cohort(run: Run, index: int) -> list[int]:
+    """The clients of a round, in drawn order, the same on every rank.
+
+    Args:
+        run: The run.
+        index: The round.
+    """
+    for rule in run.settings.updates:
+        if (drawn := rule.draw_cohort(run.hooks.trainer, index)) is not None:
+            return list(drawn)
+    return sampling.cohort(run.seed, index, run.datamodule.num_clients, run.cohort_size)
 
 
 def check_server(server: ServerState, fabric: Fabric, round_index: int) -> None:

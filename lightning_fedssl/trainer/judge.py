@@ -6,13 +6,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from lightning.fabric import Fabric
+
+from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.distributed import collectives
 from lightning_fedssl.functional.averaging import Sizes, State
 from lightning_fedssl.functional.by_name import places, taken
-from lightning_fedssl.run import Run
+from lightning_fedssl.hooks import Hooks
+from lightning_fedssl.metrics.rounds import Scalars
 from lightning_fedssl.state import ClientUpdate, load_state
 from lightning_fedssl.system import Outcome
 from lightning_fedssl.updates.acceptance import check_update
@@ -33,7 +38,10 @@ class Judge:
     a rejected one leaves nothing.
 
     Args:
-        run: The run; its callbacks are told of each judgement.
+        algorithm: The method, whose clients' states are kept or dropped.
+        fabric: The ranks.
+        hooks: The callbacks, which are told of each judgement.
+        scalars: What clients have logged.
 
     Attributes:
         rules: The rules of ``trainer.updates``.
@@ -44,34 +52,30 @@ class Judge:
             trained any.
     """
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.rules = Rules(run)
+    def __init__(
+        self, algorithm: FederatedAlgorithm, fabric: Fabric, hooks: Hooks, scalars: Scalars
+    ) -> None:
+        self.algorithm = algorithm
+        self.fabric = fabric
+        self.hooks = hooks
+        self.scalars = scalars
+        self.rules = Rules(hooks.trainer)
         self.outcomes: dict[int, Outcome] = {}
         self.received: dict[int, State] = {}
         self.client_seconds = 0.0
         self._reasons: dict[int, str] = {}
         self._own: set[int] = set()
 
-    def start_clients(self) -> list[int]:
-        """Begin a phase of client training; returns the clients of all ranks that do not drop out.
+    def start_clients(self, absent: Sequence[int]) -> None:
+        """Begin a phase of client training.
 
-        A client that drops out receives its broadcast and nothing else happens: its persistent
-        state stays as it is.
+        Args:
+            absent: The clients of all ranks that drop out.
         """
-        run = self.run
-        algorithm = run.algorithm
-        algorithm.clients.watch_changes()
+        self.algorithm.clients.watch_changes()
         self.received.clear()
         self._own.clear()
-        absent = [client for client in run.cohort if run.drops_out(client)]
         self.outcomes |= dict.fromkeys(absent, "dropped")
-        for client in absent[run.global_rank :: run.world_size]:
-            with algorithm.clients.stage(client):
-                sizes = algorithm.download_sizes(client, algorithm.broadcast(client))
-                run.transfer(client, "down", sizes)
-            algorithm.clients.discard(client)
-        return [client for client in run.cohort if client not in absent]
 
     def started(self, client: int, received: State) -> None:
         """A client of this rank has received its broadcast."""
@@ -81,17 +85,17 @@ class Judge:
     def skipped(self, client: int) -> None:
         """A client of this rank does nothing in this round."""
         self.outcomes[client] = "skipped"
-        self.run.scalars.accept(client)
+        self.scalars.accept(client)
 
     def on_data(self, data: LocalData) -> LocalData:
         """The data of a client as it trains on them: an attacker may have changed its own."""
         for rule in self.rules:
-            data = rule.on_data(self.run, data)
+            data = rule.on_data(self.hooks.trainer, data)
         return data
 
     def upload_sizes(self, update: ClientUpdate) -> Sizes:
         """Bytes by name that a client uploads, by the method and the rules."""
-        sizes = self.run.algorithm.upload_sizes(update)
+        sizes = self.algorithm.upload_sizes(update)
         for rule in self.rules:
             sizes = rule.upload_sizes(update, sizes)
         return sizes
@@ -113,9 +117,9 @@ class Judge:
         An update is judged as soon as it is there. It waits, as a copy on the CPU, if other ranks
         train, or if a rule holds it.
         """
-        run = self.run
+        algorithm = self.algorithm
         started = time.perf_counter()
-        waits = run.world_size > 1
+        waits = self.fabric.world_size > 1
         passed = []
         waiting = list[Arrival]()
         for update in updates:
@@ -130,12 +134,12 @@ class Judge:
                     passed.append(arrival.notes)
                     yield arrival.update
         self.client_seconds = time.perf_counter() - started
-        load_state(run.algorithm, run.algorithm.server.personal)
+        load_state(algorithm, algorithm.server.personal)
         for arrival in self.rules.together(self._exchange(waiting), passed):
             self.settle(arrival.update.client, arrival.reason)
             if arrival.reason is None:
-                yield arrival.update.to(run.fabric.device)
-        run.hooks.call("on_aggregate")
+                yield arrival.update.to(self.fabric.device)
+        self.hooks.call("on_aggregate")
 
     def _exchange(self, own: list[Arrival]) -> list[Arrival]:
         """The arrivals of all ranks, in the order of the cohort.
@@ -144,19 +148,20 @@ class Judge:
 
         Any rank may train any client next, so every rank has the state of all clients.
         """
-        if self.run.world_size == 1:
+        if self.fabric.world_size == 1:
             return own
-        clients = self.run.algorithm.clients
-        rank = self.run.global_rank
+        clients = self.algorithm.clients
+        rank = self.fabric.global_rank
         staged = {arrival.update.client: clients.staged(arrival.update.client) for arrival in own}
-        parts = self.run.gather((own, staged, clients.changes(), self.outcomes, self._reasons))
+        mine = (own, staged, clients.changes(), self.outcomes, self._reasons)
+        parts = collectives.gather(self.fabric, mine)
         for _, of_clients, changes, of_rank, why in parts[:rank] + parts[rank + 1 :]:
             for client, states in of_clients.items():
                 clients.add_staged(client, states)
             clients.apply(changes)
             self.outcomes |= of_rank
             self._reasons |= why
-        place = places(self.run.cohort)
+        place = places(self.algorithm.current_round.cohort)
         everyone = chain.from_iterable(arrivals for arrivals, *_ in parts)
         return sorted(everyone, key=lambda arrival: place[arrival.update.client])
 
@@ -165,54 +170,48 @@ class Judge:
 
         Its state and its metrics count only if accepted.
         """
-        run = self.run
-        is_own = run.world_size == 1 or client in self._own
+        is_own = self.fabric.world_size == 1 or client in self._own
         if reason is None:
             self.outcomes[client] = "finished"
-            run.algorithm.clients.commit(client)
-            run.scalars.accept(client)
+            self.algorithm.clients.commit(client)
+            self.scalars.accept(client)
         else:
             self.outcomes[client] = "rejected"
             self._reasons[client] = reason
-            run.algorithm.clients.discard(client)
-            run.scalars.reject(client)
+            self.algorithm.clients.discard(client)
+            self.scalars.reject(client)
             if is_own:
-                run.scalars.count("client/refused", 1)
+                self.scalars.count("client/refused", 1)
         if is_own:
-            run.hooks.call("on_client_judged", client, reason is None)
+            self.hooks.call("on_client_judged", client, reason is None)
 
-    def end_round(self) -> None:
-        """Log the outcomes of all ranks' clients, and publish them as ``trainer.participation``."""
-        run = self.run
-        run.took_part(taken(self.outcomes, run.cohort))
+    def end_round(self, counts: bool) -> dict[int, Outcome]:
+        """Log the outcomes of all ranks' clients, and return them in drawn order.
+
+        Args:
+            counts: Whether the scalars of the round have the numbers of selected, finished and
+                dropped clients.
+        """
+        index = self.algorithm.current_round.index
+        outcomes = taken(self.outcomes, self.algorithm.current_round.cohort)
         for client, reason in sorted(self._reasons.items()):
             _log.warning(
                 "round %d: client %d %s; it is left out of the average",
-                run.round_index, client, reason,
+                index, client, reason,
             )  # fmt: skip
-        if run.faults.availability is not None and self.outcomes:
-            found = list(self.outcomes.values())
-            if run.is_global_zero:
-                run.scalars.count("client/selected", len(found))
+        if counts and outcomes:
+            found = list(outcomes.values())
+            if self.fabric.is_global_zero:
+                self.scalars.count("client/selected", len(found))
                 for name in ("finished", "dropped"):
-                    run.scalars.count(f"client/{name}", found.count(name))
+                    self.scalars.count(f"client/{name}", found.count(name))
             if "finished" not in found:
                 _log.warning(
                     "round %d: none of the %d selected clients took part (%s): no update is "
                     "averaged in this round",
-                    run.round_index, len(found), described(found),
+                    index, len(found),
+                    ", ".join(f"{found.count(k)} {v}" for k, v in _PHRASES.items() if k in found),
                 )  # fmt: skip
         self.outcomes = {}
         self._reasons = {}
-
-
-def described(outcomes: Iterable[Outcome]) -> str:
-    """The clients that did not take part by reason: ``2 dropped out, 1 rejected``.
-
-    Args:
-        outcomes: Of all selected clients of a round.
-    """
-    found = list(outcomes)
-    return ", ".join(
-        f"{found.count(name)} {phrase}" for name, phrase in _PHRASES.items() if name in found
-    )
+        return outcomes

@@ -40,7 +40,7 @@ LONGEST_TEXT = 200
 """Characters of a value in a table of runs: the clients of every sample are not a column."""
 
 
-def settings_of(trainer: Run) -> Settings:
+def settings_of(run: Run) -> Settings:
     """The settings of trainer, model and data.
 
     Objects count by their class and their plain attributes.
@@ -49,24 +49,24 @@ def settings_of(trainer: Run) -> Settings:
 
     ``max_rounds`` is not among them: a run may be made longer.
     """
-    algorithm = trainer.algorithm
-    data = trainer.datamodule
+    algorithm = run.algorithm
+    data = run.datamodule
     names = inspect.signature(FederatedDataModule).parameters
-    rules = trainer.updates
+    keys = run.settings
     of_data = {name: getattr(data, name) for name in names if hasattr(data, name)}
     own = {"data.samples_sha256": content[:16]} if (content := data.own_data_hash()) else {}
     left_out = ("optimizer", "schedule")
     of_model = {k: v for k, v in algorithm.hparams.items() if not k.endswith(left_out)}
     found = {
-        "trainer.clients_per_round": trainer.clients_per_round,
-        "trainer.precision": trainer.precision,
-        **_flat("trainer", {"faults": trainer.faults, "updates": rules}),
-        "trainer.updates": tuple(type(rule).__name__ for rule in rules),
+        "trainer.clients_per_round": run.clients_per_round,
+        "trainer.precision": keys.precision,
+        **_flat("trainer", {"faults": keys.faults, "updates": keys.updates}),
+        "trainer.updates": tuple(type(rule).__name__ for rule in keys.updates),
         **_flat("data", without(of_data, ["partition"])),
         **own,
         **_flat("model", of_model),
-        **_of_optimizer("model.optimizer", trainer.client_optimizer),
-        **_of_optimizer("model.server_optimizer", trainer.server_optimizer),
+        **_of_optimizer("model.optimizer", run.client_optimizer),
+        **_of_optimizer("model.server_optimizer", run.server_optimizer),
         "model.schedule": type(algorithm.schedule).__name__,
         **_flat("model.schedule", vars(algorithm.schedule)),
     }
@@ -75,15 +75,15 @@ def settings_of(trainer: Run) -> Settings:
     return without(found, _UNIMPORTANT)
 
 
-def table_row_of(trainer: Run) -> dict[str, str | float | bool]:
+def table_row_of(run: Run) -> dict[str, str | float | bool]:
     """The settings that distinguish runs in a table of runs, partition and length included.
 
     Lists become texts.
 
     Values that are not set, and lists of more than :data:`LONGEST_TEXT` characters, are left out.
     """
-    data = trainer.datamodule
-    found = {"trainer.max_rounds": trainer.max_rounds, **settings_of(trainer)}
+    data = run.datamodule
+    found = {"trainer.max_rounds": run.settings.max_rounds, **settings_of(run)}
     found |= {"data.dataset": data.spec.name, **_flat("data", {"partition": data.partition})}
     row = {}
     for key, value in found.items():
@@ -99,8 +99,8 @@ def differences(saved: Settings, now: Settings) -> list[str]:
         saved: The settings of a checkpoint.
         now: Those of the present trainer.
     """
-    changed = [key for key in saved if key in now and saved[key] != now[key]]
-    return [f"{key} {saved[key]} (now {now[key]})" for key in sorted(changed)]
+    both = sorted(saved.keys() & now.keys())
+    return [f"{key} {saved[key]} (now {now[key]})" for key in both if saved[key] != now[key]]
 
 
 def _of_optimizer(key: str, optimizer: Optimizer) -> Settings:

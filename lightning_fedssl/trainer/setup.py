@@ -79,7 +79,7 @@ def read_data(datamodule: FederatedDataModule, stage: str) -> None:
     datamodule.setup(stage)
 
 
-def refuse_unsuitable_data(trainer: Run, stage: str) -> None:
+def refuse_unsuitable_data(run: Run, stage: str) -> None:
     """Refuse to ``fit`` on data that the algorithm or the trainer cannot train on.
 
     Raises:
@@ -87,9 +87,9 @@ def refuse_unsuitable_data(trainer: Run, stage: str) -> None:
     """
     if stage != "fit":
         return
-    for rule in trainer.updates:
-        rule.check(trainer)
-    refuse_pair(trainer.algorithm, trainer.datamodule, trainer.clients_per_round)
+    for rule in run.settings.updates:
+        rule.check(run.hooks.trainer)
+    refuse_pair(run.algorithm, run.datamodule, run.clients_per_round)
 
 
 def refuse_pair(
@@ -122,15 +122,14 @@ def refuse_other_task(algorithm: FederatedAlgorithm, task: Task) -> None:
     """
     if algorithm.needs in task.gives:
         return
-    methods = (getattr(algorithms, name) for name in algorithms.__all__)
-    able = [
-        f"--model {m.__name__} ({m.labels_at or 'server or clients'})"
-        for m in methods
-        if m.needs in task.gives
-    ]
     raise ValueError(
         f"data.task: {type(algorithm).__name__} cannot train on {type(task).__name__}; "
-        f"choose by data.label_location: {', '.join(able)}"
+        "choose by data.label_location: "
+        + ", ".join(
+            f"--model {method.__name__} ({method.labels_at or 'server or clients'})"
+            for method in (getattr(algorithms, name) for name in algorithms.__all__)
+            if method.needs in task.gives
+        )
     )
 
 
@@ -235,14 +234,14 @@ def start_run(
 
 
 def choose_callbacks(
-    trainer: Run, algorithm: FederatedAlgorithm, given: Sequence[Callback]
+    run: Run, algorithm: FederatedAlgorithm, given: Sequence[Callback]
 ) -> list[Callback]:
     """The user's callbacks, those that the algorithm needs, and the defaults."""
     needed = callback_list.as_list(algorithm.configure_callbacks())
     if has_static_batch_norm(algorithm):
         source = algorithm.statistics_of
         needed.append(StaticBatchNorm(source, for_clients=algorithm.clients_use_statistics))
-    one_class = "one class" in algorithm.task.gives and trainer.datamodule.class_names
+    one_class = "one class" in algorithm.task.gives and run.datamodule.class_names
     if algorithm.personal and one_class:
         needed.append(ClientEvaluation())
     defaults = [
@@ -252,9 +251,9 @@ def choose_callbacks(
         RunResult(),
         RunReport(),
     ]
-    if trainer.system is not None:
+    if run.settings.system is not None:
         defaults.append(SystemClock())
-    if not trainer.fast_dev_run:
+    if not run.settings.fast_dev_run:
         defaults.append(FederatedCheckpoint())
     return callback_list.choose(given, needed, defaults)
 

@@ -35,7 +35,7 @@ from lightning_fedssl.local_training import ClientsAtOnce, LocalTraining, stack_
 from lightning_fedssl.metrics.evaluation import EvaluationMetrics, MetricFactory, MetricName
 from lightning_fedssl.metrics.rounds import Metrics, Scalars
 from lightning_fedssl.round import Round
-from lightning_fedssl.run import Beside, Run
+from lightning_fedssl.run import Beside, Run, Settings
 from lightning_fedssl.state import ServerState, frozen_state, load_state
 from lightning_fedssl.storage.other_names import NamesKeys
 from lightning_fedssl.storage.run_folder import RunFolder
@@ -58,19 +58,9 @@ _PRECISIONS = {"64": "64-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16
 _DTYPES = {"64-true": torch.float64, "16-true": torch.float16, "bf16-true": torch.bfloat16}
 CheckpointPath = str | Path | None
 
-_STATES: dict[str, tuple[TrainerFn, RunningStage]] = {
-    "fit": (TrainerFn.FITTING, RunningStage.TRAINING),
-    "validate": (TrainerFn.VALIDATING, RunningStage.VALIDATING),
-    "test": (TrainerFn.TESTING, RunningStage.TESTING),
-    "predict": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
-}
-
-
-_REPORTED = ("stopped_by", "predictions", "predictions_file")
-"""The attributes that a command sets, and its calling process takes over as they are."""
 
 _VALUES = ("last", "metrics", "rounds", "total_bytes")
-"""Those of its scalars."""
+"""The attributes of its scalars that the process that called a command takes over."""
 
 
 class FederatedTrainer(LightningNames, metaclass=NamesKeys):
@@ -178,7 +168,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         default_root_dir: str | Path | None = None,
     ) -> None:
         precision = _PRECISIONS.get(str(precision), str(precision))
-        super().__init__(
+        settings = Settings(
             max_rounds=1 if fast_dev_run else max_rounds,
             given_clients_per_round=clients_per_round,
             clients_at_once=clients_at_once,
@@ -196,39 +186,22 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
             enable_progress_bar=enable_progress_bar,
             default_root_dir=str(default_root_dir or Path.cwd()),
         )
-        self._check_settings(logger)
-        stacks = math.ceil(self.cohort_size / stack_size(clients_at_once))
-        self.fabric = launch.make_fabric(accelerator, devices, strategy, self.precision, stacks)
+        _check_settings(settings, logger)
+        vars(self).update(vars(settings))
         given = callback_list.as_list(callbacks)
         if rules := [callback for callback in given if isinstance(callback, UpdateRule)]:
             raise ValueError(
                 f"trainer.callbacks has {type(rules[0]).__name__}: give it in trainer.updates"
             )
         self.given_callbacks = callback_list.usable(given)
-        callback_list.refuse_unsupported(self.updates)
-        self.hooks = Hooks([*self.given_callbacks, *self.updates], FederatedCallback, self)
-        self.folder = RunFolder(logger, writes=not fast_dev_run)
-        self.ckpt_path = None
-        self.state = TrainerState()
+        callback_list.refuse_unsupported(settings.updates)
+        hooks = Hooks([*self.given_callbacks, *settings.updates], FederatedCallback, self)
+        folder = RunFolder(logger, writes=not fast_dev_run)
+        self.run = Run(settings, hooks, Scalars(), folder)
+        stacks = math.ceil(self.run.cohort_size / stack_size(clients_at_once))
+        make = launch.make_fabric
+        self.run.fabric = make(accelerator, devices, strategy, precision, stacks)
         self._ranks_exist = False
-        self.scalars = Scalars()
-        self.reset()
-
-    def _check_settings(self, logger: Any) -> None:
-        """Refuse values that a configuration's types cannot."""
-        keys = ["max_rounds", "clients_per_round", "check_val_every_n_rounds"]
-        if self.clients_at_once != "auto":
-            keys.append("clients_at_once")
-        for key in keys:
-            value = getattr(self, key)
-            if not (isinstance(value, Integral) and int(value) >= 1):
-                raise ValueError(f"trainer.{key} is {value}: give a whole number of at least 1")
-        check_order(self.updates)
-        if isinstance(logger, str):
-            raise ValueError(
-                f"trainer.logger is {logger!r}: give true for TensorBoard and CSV, false, or "
-                "loggers such as CSVLogger(save_dir)"
-            )
 
     # The commands.
 
@@ -251,7 +224,8 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
                 below ``default_root_dir``.
             federation: Makes what the algorithm may ask of the run: a simulation, or a deployment.
         """
-        self._run("fit", model, datamodule, ckpt_path, federation)
+        self.predictions = self.predictions_file = None
+        self._command("fit", model, datamodule, ckpt_path, federation)
 
     def validate(
         self,
@@ -270,7 +244,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         Returns:
             The scalars by name, in a list as Lightning's trainer returns them.
         """
-        return [self._run("validate", model, datamodule, ckpt_path)]
+        return [self._command("validate", model, datamodule, ckpt_path)]
 
     def test(
         self,
@@ -289,7 +263,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         Returns:
             The scalars by name, in a list as Lightning's trainer returns them.
         """
-        return [self._run("test", model, datamodule, ckpt_path)]
+        return [self._command("test", model, datamodule, ckpt_path)]
 
     def predict(
         self,
@@ -315,10 +289,10 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
             One batch with all, ``(images, classes)``, in a list as Lightning's trainer returns it.
         """
         self.predict_shares = class_shares
-        self._run("predict", model, datamodule, ckpt_path)
+        self._command("predict", model, datamodule, ckpt_path)
         return [] if self.predictions is None else [self.predictions]
 
-    def _run(
+    def _command(
         self,
         stage: str,
         model: FederatedAlgorithm | None,
@@ -327,28 +301,29 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         federation: Callable[[Run], RunFederation] = SimulatedFederation,
     ) -> Metrics:
         """Run a command on all ranks, with the last model and data where none are given."""
-        model = model or vars(self).get("algorithm")
-        datamodule = datamodule or vars(self).get("datamodule")
+        run = self.run
+        model = model or vars(run).get("algorithm")
+        datamodule = datamodule or vars(run).get("datamodule")
         if model is None or datamodule is None:
             raise ValueError(f"trainer.{stage}() has run nothing yet: give the model and its data")
         setup.refuse_other_classes(model, datamodule)
-        self.ckpt_path = checkpointing.find(ckpt_path, Path(self.default_root_dir))
+        run.ckpt_path = checkpointing.find(ckpt_path, Path(self.default_root_dir))
         if stage != "fit":
-            model = Supervised.in_place_of(model, self.ckpt_path)
-        self.algorithm = model
-        self.datamodule = datamodule
-        if launch.forks(self.fabric):  # the ranks share the data's memory; a refusal is raised once
+            model = Supervised.in_place_of(model, run.ckpt_path)
+        run.algorithm = model
+        run.datamodule = datamodule
+        if launch.forks(run.fabric):  # the ranks share the data's memory; a refusal is raised once
             setup.read_data(datamodule, stage)
-            setup.refuse_unsuitable_data(self, stage)
-        arguments = (self, stage, model, datamodule, federation)
-        launched = cast(Callable[..., Any], self.fabric.launch)
+            setup.refuse_unsuitable_data(run, stage)
+        arguments = (self, stage, federation)
+        launched = cast(Callable[..., Any], run.fabric.launch)
         with (
-            launch.settings(self.fabric.device, self.deterministic, self.precision),
+            launch.settings(run.fabric.device, self.deterministic, self.precision),
             launch.report() as report,
         ):
             with report.expected():
                 metrics: Metrics = (
-                    run_command(self.fabric, *arguments, report)
+                    run_command(run.fabric, *arguments, report)
                     if self._ranks_exist  # since an earlier command of this script
                     else launched(run_command, *arguments, report)
                 )
@@ -356,7 +331,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         if outcome is None:
             self._ranks_exist = True
         else:
-            self._adopt(stage, model, datamodule, outcome)
+            self._adopt(stage, outcome)
         return metrics
 
     def outcome(self) -> dict[str, Any]:
@@ -364,95 +339,86 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
 
         See :meth:`_adopt`.
         """
-        model = self.algorithm
+        run = self.run
+        model = run.algorithm
         return {
-            **taken(vars(self), _REPORTED),
+            "predictions": self.predictions,
+            "predictions_file": self.predictions_file,
+            "run": {"stopped_by": run.stopped_by, "participation": dict(run.participation)},
             "model": {
                 **frozen_state(model),
                 **model.server.personal,
                 **model.server.model(),
             },
-            "scalars": taken(vars(self.scalars), _VALUES),
-            "round_index": self.round_index,
-            "participation": dict(self.participation),
+            "scalars": taken(vars(run.scalars), _VALUES),
+            "round_index": run.round.index,
             "origin": dict(model.origin),
-            "log_dir": self.log_dir,
-            "status": self.state.status.value,
-            "callbacks": checkpointing.states_of(self.callbacks),
+            "log_dir": run.folder.log_dir,
+            "status": run.state.status.value,
+            "callbacks": checkpointing.states_of(run.hooks.callbacks),
         }
 
-    def prepare(
-        self, model: FederatedAlgorithm, datamodule: FederatedDataModule, stage: str
-    ) -> None:
+    def prepare(self, stage: str) -> None:
         """Prepare data, model, optimizers, loggers and callbacks of a command, in this order.
 
         Args:
-            model: The algorithm.
-            datamodule: The data.
             stage: The command.
 
         Raises:
             ValueError: If keys of trainer, model and data contradict each other.
         """
-        self.seed = sampling.global_seed()
-        self.algorithm = model
-        self.datamodule = datamodule
-        with self.fabric.rank_zero_first(local=True):
+        run = self.run
+        model, datamodule = run.algorithm, run.datamodule
+        run.seed = sampling.global_seed()
+        with run.fabric.rank_zero_first(local=True):
             setup.read_data(datamodule, stage)
-        datamodule.to(self.fabric.device)
-        setup.refuse_unsuitable_data(self, stage)
+        datamodule.to(run.fabric.device)
+        setup.refuse_unsuitable_data(run, stage)
         # Refuses unusable metrics at once.
         metrics = EvaluationMetrics(self.metrics, datamodule.num_classes, task=datamodule.task)
         model.trainer = self
         is_new = stage == "fit" and not hasattr(model, "server")
-        setup.prepare_model(model, datamodule, self.fabric, self.channels_last)
+        setup.prepare_model(model, datamodule, run.fabric, self.channels_last)
         if is_new:
             setup.start_run(model, datamodule, self.dtype)
         weights = [*trained_weights(model).values()]
         factory = model.optimizer_factory
-        self.client_optimizer = build_optimizer(factory, weights, "model.optimizer")
+        run.client_optimizer = build_optimizer(factory, weights, "model.optimizer")
         factory = model.server_optimizer_factory
-        self.server_optimizer = build_optimizer(factory, weights, "model.server_optimizer")
+        run.server_optimizer = build_optimizer(factory, weights, "model.server_optimizer")
         if stage == "fit":
-            self.folder.begin_run()
-        self.folder.open(self.default_root_dir, self.fabric)
+            run.folder.begin_run()
+        run.folder.open(self.default_root_dir, run.fabric)
         given = [*self.given_callbacks, *self.updates]
-        self.hooks = Hooks(
-            setup.choose_callbacks(self, model, given), FederatedCallback, self, model
-        )
+        run.hooks = Hooks(setup.choose_callbacks(run, model, given), FederatedCallback, self, model)
         if stage == "fit":
-            setup.check_monitors(self.hooks, model, datamodule, metrics.names)
-            with self.fabric.autocast():
+            setup.check_monitors(run.hooks, model, datamodule, metrics.names)
+            with run.fabric.autocast():
                 rehearse(datamodule, model, self.metrics, self.dtype)
         watchers = [
-            type(callback).__name__ for callback in self.hooks.listeners["on_client_batch_end"]
+            type(callback).__name__ for callback in run.hooks.listeners["on_client_batch_end"]
         ]
-        self.local_training = LocalTraining(self.clients_at_once, watchers)
-        self.scalars.begin(model.logged, self.world_size)
+        run.local_training = LocalTraining(self.clients_at_once, watchers)
+        run.scalars.begin(model.logged, run.fabric.world_size)
 
-    def _adopt(
-        self,
-        stage: str,
-        model: FederatedAlgorithm,
-        datamodule: FederatedDataModule,
-        outcome: dict[str, Any],
-    ) -> None:
+    def _adopt(self, stage: str, outcome: dict[str, Any]) -> None:
         """Take over the outcome of other processes, which had copies of the trainer and the
         algorithm.
         """
-        self.seed = sampling.global_seed()
-        self.algorithm = model
-        self.datamodule = datamodule
-        self.enter(Round(outcome.pop("round_index"), self.max_rounds))
+        run = self.run
+        model, datamodule = run.algorithm, run.datamodule
+        run.seed = sampling.global_seed()
+        run.round = model.current_round = Round(outcome.pop("round_index"), self.max_rounds)
         setup.read_data(datamodule, stage)
         setup.build_model(model, datamodule)
         model.to(self.dtype)
         load_state(model, outcome.pop("model"))
         model.server = ServerState.of(model, model.local_modules, model.personal)
         model.origin = outcome.pop("origin")
-        self.state = TrainerState(TrainerStatus(outcome.pop("status")), *_STATES[stage])
-        self.folder.adopt(outcome.pop("log_dir"))
-        vars(self.scalars).update(outcome.pop("scalars"))
+        run.state = state_of(stage, TrainerStatus(outcome.pop("status")))
+        run.folder.adopt(outcome.pop("log_dir"))
+        vars(run).update(outcome.pop("run"))
+        vars(run.scalars).update(outcome.pop("scalars"))
         states = outcome.pop("callbacks")
         for callback in self.callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.state_key in states:
@@ -464,35 +430,53 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
     def save_checkpoint(
         self, path: str | Path, weights_only: bool | None = None, storage_options: Any = None
     ) -> None:
-        """See :class:`~lightning_fedssl.run.Run`."""
+        """See :class:`~lightning_fedssl.run.TrainerView`."""
         if self.is_global_zero and not self.fast_dev_run:
-            checkpointing.save(self, Path(path), bool(weights_only))
+            checkpointing.save(self.run, Path(path), bool(weights_only))
         self.fabric.barrier()
 
     def save_model(self, folder: str | Path) -> None:
-        """See :class:`~lightning_fedssl.run.Run`."""
+        """See :class:`~lightning_fedssl.run.TrainerView`."""
         if self.is_global_zero and not self.fast_dev_run:
-            checkpointing.save_model(self, Path(folder))
+            checkpointing.save_model(self.run, Path(folder))
         self.fabric.barrier()
 
     def train_beside(
         self, folder: str, steps: int | None = None, places: Tensor | None = None
     ) -> Beside:
-        """See :class:`~lightning_fedssl.run.Run`."""
+        """See :class:`~lightning_fedssl.run.TrainerView`."""
         return beside.train(self, type(self), folder, steps, places)
 
     @property
     def table_row(self) -> dict[str, str | float | bool]:
-        """See :class:`~lightning_fedssl.run.Run`."""
-        return table_row_of(self)
+        """See :class:`~lightning_fedssl.run.TrainerView`."""
+        return table_row_of(self.run)
+
+
+def _check_settings(settings: Settings, logger: Any) -> None:
+    """Refuse values that a configuration's types cannot."""
+    keys = ["max_rounds", "check_val_every_n_rounds"]
+    if settings.given_clients_per_round is not None:
+        keys.append("given_clients_per_round")
+    if settings.clients_at_once != "auto":
+        keys.append("clients_at_once")
+    for key in keys:
+        value = getattr(settings, key)
+        if not (isinstance(value, Integral) and int(value) >= 1):
+            key = key.removeprefix("given_")
+            raise ValueError(f"trainer.{key} is {value}: give a whole number of at least 1")
+    check_order(settings.updates)
+    if isinstance(logger, str):
+        raise ValueError(
+            f"trainer.logger is {logger!r}: give true for TensorBoard and CSV, false, or "
+            "loggers such as CSVLogger(save_dir)"
+        )
 
 
 def run_command(
     fabric: Fabric,
     trainer: FederatedTrainer,
     stage: str,
-    model: FederatedAlgorithm,
-    datamodule: FederatedDataModule,
     make_federation: Callable[[Run], RunFederation],
     report: launch.Report,
 ) -> Metrics:
@@ -502,46 +486,52 @@ def run_command(
         fabric: The ranks; in a spawned process not the caller's.
         trainer: The trainer.
         stage: The command.
-        model: The algorithm.
-        datamodule: The data.
         make_federation: Makes what the algorithm may ask of the run.
         report: What the calling process learns.
 
     Returns:
         The scalars of the evaluation.
     """
-    trainer.fabric = fabric
-    trainer.state = TrainerState(TrainerStatus.RUNNING, *_STATES[stage])
+    run = trainer.run
+    run.fabric = fabric
+    run.state = state_of(stage, TrainerStatus.RUNNING)
     with report.by(fabric, trainer.outcome), ExitStack() as at_end:
-        at_end.callback(lambda: trainer.folder.remove_if_unused(trainer.fabric))
-        trainer.prepare(model, datamodule, stage)
-        federation = model.federation = make_federation(trainer)
-        trainer.hooks.call("setup", stage)
+        at_end.callback(run.folder.remove_if_unused, fabric)
+        trainer.prepare(stage)
+        federation = run.algorithm.federation = make_federation(run)
+        run.hooks.call("setup", stage)
         if stage == "fit":
-            setup.warn_of_what_costs(datamodule, fabric, trainer.precision)
-        trainer.folder.log_hyperparams(dict(model.hparams))
-        with _closing(trainer, stage), checkpointing.reading(trainer.ckpt_path):
+            setup.warn_of_what_costs(run.datamodule, fabric, run.settings.precision)
+        run.folder.log_hyperparams(dict(run.algorithm.hparams))
+        with _closing(run.hooks, run.folder, stage), checkpointing.reading(run.ckpt_path):
             if stage == "fit":
-                metrics = fit_loop.fit(trainer, federation, report.begin)
+                metrics = fit_loop.fit(run, federation, report.begin)
             else:
-                metrics = evaluation.run_command(trainer, stage)
+                metrics = evaluation.run_command(run, stage)
             if stage == "predict":
-                trainer.predictions, trainer.predictions_file = evaluation.predict(trainer)
-        if trainer.state.status == TrainerStatus.RUNNING:
-            trainer.state.status = TrainerStatus.FINISHED
+                found = evaluation.predict(run, trainer.predict_shares)
+                trainer.predictions, trainer.predictions_file = found
+        if run.state.status == TrainerStatus.RUNNING:
+            run.state.status = TrainerStatus.FINISHED
     return metrics
 
 
+def state_of(stage: str, status: TrainerStatus) -> TrainerState:
+    """Lightning's name for a command and what became of it."""
+    running = RunningStage.TRAINING if stage == "fit" else RunningStage(stage)
+    return TrainerState(status, TrainerFn(stage), running)
+
+
 @contextmanager
-def _closing(trainer: FederatedTrainer, stage: str) -> Iterator[None]:
+def _closing(hooks: Hooks, folder: RunFolder, stage: str) -> Iterator[None]:
     """Report an exception to the callbacks; close loggers and callbacks in any case."""
     outcome = "failed"
     try:
         yield
         outcome = "success"
     except BaseException as error:
-        trainer.hooks.call("on_exception", error)
+        hooks.call("on_exception", error)
         raise
     finally:
-        trainer.folder.finalize(outcome)
-        trainer.hooks.call("teardown", stage)
+        folder.finalize(outcome)
+        hooks.call("teardown", stage)

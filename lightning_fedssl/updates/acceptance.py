@@ -13,7 +13,7 @@ from torch import Tensor
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.functional.averaging import State, is_finite
 from lightning_fedssl.functional.by_name import only
-from lightning_fedssl.run import Run
+from lightning_fedssl.run import TrainerView
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.updates.rule import Arrival, UpdateRule
 
@@ -123,7 +123,7 @@ class Quarantine(UpdateRule):
         self.factor = factor
 
     def on_update(
-        self, trainer: Run, algorithm: FederatedAlgorithm, arrival: Arrival, received: State
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, arrival: Arrival, received: State
     ) -> Arrival:
         """Measure how far an update has moved, and up to which lengths that is normal."""
         server = algorithm.server
@@ -149,7 +149,7 @@ class Quarantine(UpdateRule):
 
     def on_round(
         self,
-        trainer: Run,
+        trainer: TrainerView,
         algorithm: FederatedAlgorithm,
         arrivals: Sequence[Arrival],
         passed: Sequence[Mapping[str, Any]],

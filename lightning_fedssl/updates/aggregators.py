@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
-from lightning_fedssl.run import Run
+from lightning_fedssl.run import TrainerView
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.updates.rule import UpdateRule
 
@@ -68,7 +68,7 @@ def require_a_mean(rule: UpdateRule, algorithm: FederatedAlgorithm) -> None:
 class Aggregator(UpdateRule, ABC):
     """The base of robust rules: one of your own defines :meth:`aggregate`."""
 
-    def check(self, trainer: Run) -> None:
+    def check(self, trainer: TrainerView) -> None:
         """Refuse methods whose server needs more than a mean, and rounds of too few clients."""
         require_a_mean(self, trainer.algorithm)
         if trainer.clients_per_round < self.fewest():
@@ -97,7 +97,7 @@ class Aggregator(UpdateRule, ABC):
         return 3
 
     def combine(
-        self, trainer: Run, algorithm: FederatedAlgorithm, updates: Iterator[ClientUpdate]
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, updates: Iterator[ClientUpdate]
     ) -> Iterator[ClientUpdate]:
         """One update in place of a round's updates; none if they are too few for the rule."""
         rows = []

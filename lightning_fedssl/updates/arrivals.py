@@ -18,7 +18,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import LayerMoments, Moments, combine_moments
-from lightning_fedssl.run import Run
+from lightning_fedssl.run import TrainerView
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.updates.acceptance import check_payload
 from lightning_fedssl.updates.rule import Arrival, UpdateRule
@@ -36,7 +36,7 @@ class Rules(list[UpdateRule]):
         trainer: The run.
     """
 
-    def __init__(self, trainer: Run) -> None:
+    def __init__(self, trainer: TrainerView) -> None:
         super().__init__(trainer.updates)
         self.trainer = trainer
 

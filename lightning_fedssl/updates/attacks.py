@@ -20,7 +20,7 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.by_name import only, paired
-from lightning_fedssl.run import Run
+from lightning_fedssl.run import TrainerView
 from lightning_fedssl.updates.aggregators import require_a_mean
 from lightning_fedssl.updates.rule import Arrival, UpdateRule
 
@@ -42,24 +42,24 @@ class Attack(UpdateRule):
 
     comes_first = True
 
-    def check(self, trainer: Run) -> None:
+    def check(self, trainer: TrainerView) -> None:
         """Refuse data and methods that cannot be attacked so."""
         self.check_data(trainer.datamodule)
         if self.falsifies:
             require_a_mean(self, trainer.algorithm)
 
     def on_fit_start(  # type: ignore[override]
-        self, trainer: Run, algorithm: FederatedAlgorithm
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm
     ) -> None:
         """Draw the attackers."""
         self._attackers = self.attackers(trainer.seed, trainer.datamodule.num_clients)
 
-    def on_data(self, trainer: Run, data: LocalData) -> LocalData:
+    def on_data(self, trainer: TrainerView, data: LocalData) -> LocalData:
         """An attacker may have changed its data."""
         return self.poison(data, trainer.algorithm) if data.party in self._attackers else data
 
     def on_update(
-        self, trainer: Run, algorithm: FederatedAlgorithm, arrival: Arrival, received: State
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, arrival: Arrival, received: State
     ) -> Arrival:
         """An attacker may have changed its update."""
         update = arrival.update

@@ -36,7 +36,7 @@ from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.functional.by_name import mapped, taken
 from lightning_fedssl.local_training.sequential import Sent
 from lightning_fedssl.metrics.rounds import Metrics
-from lightning_fedssl.run import Run
+from lightning_fedssl.run import TrainerView
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.updates.accounting import LEAST_NOISE, Budget, calibrated
 from lightning_fedssl.updates.aggregators import why_not_a_mean
@@ -125,7 +125,7 @@ class CentralDP(UpdateRule):
     # Before the run.
 
     def setup(  # type: ignore[override]
-        self, trainer: Run, algorithm: FederatedAlgorithm, stage: str
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, stage: str
     ) -> None:
         """Refuse what the analysis does not cover."""
         if stage == "fit" and (reasons := uncovered(trainer, algorithm)):
@@ -134,7 +134,7 @@ class CentralDP(UpdateRule):
             )
 
     def on_fit_start(  # type: ignore[override]
-        self, trainer: Run, algorithm: FederatedAlgorithm
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm
     ) -> None:
         """Calibrate the noise; continue the budget of a checkpoint.
 
@@ -176,7 +176,7 @@ class CentralDP(UpdateRule):
             )
         trainer.should_stop |= self._is_spent(spent)
 
-    def plan(self, trainer: Run) -> Budget:
+    def plan(self, trainer: TrainerView) -> Budget:
         """The budget of all rounds of a run.
 
         The noise multiplier is 0 where it has to be calibrated.
@@ -204,7 +204,7 @@ class CentralDP(UpdateRule):
             return planned.noise_multiplier
         return calibrated(replace(planned, rounds=rounds), self.epsilon, self.delta)
 
-    def draw_cohort(self, trainer: Run, index: int) -> list[int]:
+    def draw_cohort(self, trainer: TrainerView, index: int) -> list[int]:
         """The clients of a round, in drawn order: each with probability ``clients_per_round /
         num_clients``, so that cohorts vary in size.
 
@@ -263,7 +263,7 @@ class CentralDP(UpdateRule):
         return replace(update, parameters=parameters, buffers=buffers)
 
     def combine(
-        self, trainer: Run, algorithm: FederatedAlgorithm, updates: Iterator[ClientUpdate]
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, updates: Iterator[ClientUpdate]
     ) -> Iterator[ClientUpdate]:
         """One update in place of a round's updates: the model plus the noisy mean, also if nobody
         has trained.
@@ -308,7 +308,7 @@ class CentralDP(UpdateRule):
         buffers = {name: mean[name] for name in names.buffers}
         yield ClientUpdate(sampling.SERVER, parameters, buffers, num_samples=1, num_steps=1)
 
-    def _noisy_mean(self, model: State, total: State, scale: float, trainer: Run) -> State:
+    def _noisy_mean(self, model: State, total: State, scale: float, trainer: TrainerView) -> State:
         """``w + (sum + N(0, scale^2)) / m``; noise can make no variance negative."""
         rng = sampling.rng(trainer.seed, "privacy noise", trainer.round_index)
         mean = {}
@@ -319,7 +319,9 @@ class CentralDP(UpdateRule):
             mean[name] = new.clamp(min=0) if name.endswith("running_var") else new
         return mean
 
-    def on_round_end(self, trainer: Run, algorithm: FederatedAlgorithm, metrics: Metrics) -> None:
+    def on_round_end(
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, metrics: Metrics
+    ) -> None:
         """End the run before the round that would spend too much."""
         if (
             trainer.round_index < trainer.max_rounds
@@ -362,7 +364,7 @@ class CentralDP(UpdateRule):
         self._spent = Budget(**state_dict)
 
 
-def uncovered(trainer: Run, algorithm: FederatedAlgorithm) -> list[str]:
+def uncovered(trainer: TrainerView, algorithm: FederatedAlgorithm) -> list[str]:
     """What central differential privacy does not cover in a run: a sentence with the key and the
     remedy for each.
 

@@ -14,7 +14,7 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State
 from lightning_fedssl.functional.by_name import only
-from lightning_fedssl.run import Run
+from lightning_fedssl.run import TrainerView
 from lightning_fedssl.state import ClientUpdate
 
 
@@ -67,7 +67,7 @@ class UpdateRule(FederatedCallback):
     A rule is a callback too: it may override hooks, and keep a state as other callbacks do.
     """
 
-    def check(self, trainer: Run) -> None:
+    def check(self, trainer: TrainerView) -> None:
         """Refuse a run that the rule does not fit; called before it.
 
         Args:
@@ -77,7 +77,7 @@ class UpdateRule(FederatedCallback):
             ValueError: Names the key and the remedy.
         """
 
-    def on_data(self, trainer: Run, data: LocalData) -> LocalData:
+    def on_data(self, trainer: TrainerView, data: LocalData) -> LocalData:
         """The data that a client trains on in a round; by default its own."""
         return data
 
@@ -91,7 +91,7 @@ class UpdateRule(FederatedCallback):
         return sizes
 
     def on_update(
-        self, trainer: Run, algorithm: FederatedAlgorithm, arrival: Arrival, received: State
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, arrival: Arrival, received: State
     ) -> Arrival:
         """Change, note or reject one valid update.
 
@@ -112,7 +112,7 @@ class UpdateRule(FederatedCallback):
 
     def on_round(
         self,
-        trainer: Run,
+        trainer: TrainerView,
         algorithm: FederatedAlgorithm,
         arrivals: Sequence[Arrival],
         passed: Sequence[Mapping[str, Any]],
@@ -131,7 +131,7 @@ class UpdateRule(FederatedCallback):
         return arrivals
 
     def combine(
-        self, trainer: Run, algorithm: FederatedAlgorithm, updates: Iterator[ClientUpdate]
+        self, trainer: TrainerView, algorithm: FederatedAlgorithm, updates: Iterator[ClientUpdate]
     ) -> Iterator[ClientUpdate]:
         """What the method averages in place of the accepted updates, such as one robust mean.
 
@@ -143,7 +143,7 @@ class UpdateRule(FederatedCallback):
         """
         return updates
 
-    def draw_cohort(self, trainer: Run, index: int) -> list[int] | None:
+    def draw_cohort(self, trainer: TrainerView, index: int) -> list[int] | None:
         """The clients of a round where the rule has to draw them; by default it leaves that to the
         trainer.
         """

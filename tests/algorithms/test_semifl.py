@@ -14,7 +14,7 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import PseudoLabelQuality
 from lightning_fedssl.functional.averaging import WeightedSum
 from lightning_fedssl.local_work import LocalWork
-from lightning_fedssl.run import Run
+from lightning_fedssl.run import TrainerView
 from lightning_fedssl.sampling import SERVER
 from lightning_fedssl.state import ServerState
 from tests.algorithms.helpers import HandData, hand_gradient, momentum_of, started
@@ -231,16 +231,16 @@ class Phases(FederatedCallback):
         self.seen.append(phase)
         self.starts[phase] = algorithm.network.classifier.bias.detach().clone()
 
-    def on_server_phase_start(self, trainer: Run, algorithm: Any) -> None:
+    def on_server_phase_start(self, trainer: TrainerView, algorithm: Any) -> None:
         self._note("server", algorithm)
 
-    def on_client_phase_start(self, trainer: Run, algorithm: Any) -> None:
+    def on_client_phase_start(self, trainer: TrainerView, algorithm: Any) -> None:
         self.seen.append("clients")
 
-    def on_aggregate(self, trainer: Run, algorithm: Any) -> None:
+    def on_aggregate(self, trainer: TrainerView, algorithm: Any) -> None:
         self.seen.append("aggregate")
 
-    def on_client_end(self, trainer: Run, algorithm: Any, update: Any) -> None:
+    def on_client_end(self, trainer: TrainerView, algorithm: Any, update: Any) -> None:
         self.starts["sent"] = algorithm.server.parameters["network.classifier.bias"].clone()
 
 
@@ -352,7 +352,7 @@ class Returned(FederatedCallback):
     def __init__(self) -> None:
         self.weights: dict[int, dict[str, Tensor]] = {}
 
-    def on_client_end(self, trainer: Run, algorithm: Any, update: Any) -> None:
+    def on_client_end(self, trainer: TrainerView, algorithm: Any, update: Any) -> None:
         self.weights[update.client] = {name: t.clone() for name, t in update.parameters.items()}
 
 

@@ -42,7 +42,7 @@ def judged_by(judge: type[Judge]) -> Callable[[Run], SimulatedFederation]:
 
     def make(run: Run) -> SimulatedFederation:
         federation = SimulatedFederation(run)
-        federation.judge = judge(run)
+        federation.judge = judge(run.algorithm, run.fabric, run.hooks, run.scalars)
         return federation
 
     return make

@@ -6,6 +6,7 @@ import csv
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -21,8 +22,10 @@ from lightning_fedssl import callbacks
 from lightning_fedssl.algorithms.common.cohort_slots import clone
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.schedules import Cosine
+from lightning_fedssl.hooks import Hooks
 from lightning_fedssl.state import load_state
 from lightning_fedssl.system import Device, SystemModel
+from lightning_fedssl.trainer.evaluation import evaluate
 from lightning_fedssl.trainer.setup import build_model
 from tests.algorithms.helpers import adaptive_semi_sfl, toy_rgd, toy_semi_sfl, toy_shvr, uneven_clients
 from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
@@ -208,3 +211,11 @@ def test_the_last_pictures_are_those_of_the_round_that_ends_the_run(tmp_path: Pa
     pictures = LastPictures()
     toy_trainer(tmp_path, max_rounds=3, callbacks=[pictures, StopAfter(stop)]).fit(toy_semifl(), ToyData())
     assert pictures.seen == [(number, number == stop) for number in range(1, stop + 1)]
+
+
+def test_a_run_needs_no_trainer(tmp_path: Path) -> None:
+    algorithm, data, trainer = toy_semifl(), ToyData(), toy_trainer(tmp_path, max_rounds=1)
+    trainer.fit(algorithm, data)
+    run = replace(trainer.run, hooks=Hooks([], FederatedCallback, None, algorithm))
+    run.fabric, run.algorithm, run.datamodule = trainer.fabric, algorithm, data
+    assert evaluate(run, "test")["test/accuracy"] == trainer.callback_metrics["test/accuracy"]

@@ -140,7 +140,7 @@ class Masked(Judge):
     """The server gets no single update: pairwise masks, which cancel in the weighted sum, hide each of them."""
 
     def accepted(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
-        cpu, algorithm = torch.device("cpu"), self.run.algorithm
+        cpu, algorithm = torch.device("cpu"), self.algorithm
         arrived = [update.to(cpu, copy=True) for update in super().accepted(updates)]
         shares = [algorithm.client_weight(update) for update in arrived]
         for i in range(len(arrived) - 1):

@@ -13,20 +13,20 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.supervised import Supervised
 from lightning_fedssl.callbacks import RoundProgress
 from lightning_fedssl.functional.by_name import mapped
-from lightning_fedssl.run import Beside, Run
+from lightning_fedssl.run import Beside, TrainerView
 
 
 def train(
-    run: Run,
+    run: TrainerView,
     make_trainer: Callable[..., Any],
     folder: str,
     steps: int | None = None,
     places: Tensor | None = None,
 ) -> Beside:
-    """See :meth:`Run.train_beside`.
+    """See :meth:`TrainerView.train_beside`.
 
     Args:
-        run: The run.
+        run: The trainer of the run.
         make_trainer: The class of its trainer.
         folder: Where the checkpoints are written.
         steps: See there.
