@@ -541,7 +541,7 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
                 class that it names is not trusted.
         """
         checkpoint = checkpoint_file.load(Path(checkpoint_path))
-        given = without(checkpoint["hyper_parameters"], kwargs)
+        given = without(checkpoint["model"]["arguments"], kwargs)
         model: Self = made(cls, arguments_of(cls, given, trust) | kwargs)
         model.configure_model()
         model.on_load_checkpoint(checkpoint)

@@ -79,10 +79,7 @@ class Settings:
 
     def describe_privacy(self) -> dict[str, Any] | None:
         """What the run guarantees so far; None without differential privacy."""
-        for rule in self.updates:
-            if found := rule.describe():
-                return dict(found)
-        return None
+        return next(filter(None, (rule.describe() for rule in self.updates)), None)
 
 
 @dataclass(eq=False)
@@ -218,6 +215,8 @@ class TrainerView(Settings, ABC):
         loggers: The loggers of the run.
         log_dir: The folder of the run, the same on every rank once the run has begun; None without
             loggers.
+        transfer: Counts tensors that a client receives (``down``) or sends (``up``), given as their
+            bytes by name, and reports them to the callbacks: ``transfer(client, "up", sizes)``.
         predictions: Class probabilities of the last ``predict``, ``(test images, classes)``.
         predictions_file: The file that they were written to.
     """
@@ -259,6 +258,9 @@ class TrainerView(Settings, ABC):
     gather: Callable[[Any], list[Any]] = _at("run.gather")
     local_data: Callable[[int], LocalData] = _at("run.local_data")
     log_metrics: Callable[[Metrics], None] = _at("run.log_metrics")
+    transfer: Callable[[int, Direction, Mapping[str, int]], None] = _at(
+        "run.algorithm.federation.transfer"
+    )
 
     @property
     def should_stop(self) -> bool:
@@ -300,17 +302,6 @@ class TrainerView(Settings, ABC):
     def drops_out(self, client: int) -> bool:
         """Whether a client, selected or not, cannot send anything in this round."""
         return self.faults.drops_out(self.seed, self.round.index, client)
-
-    def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
-        """Count tensors that a client receives (``down``) or sends (``up``), and report them to the
-        callbacks.
-
-        Args:
-            client: The client.
-            direction: ``down`` to the client or ``up`` to the server.
-            sizes: Bytes of each tensor by its name.
-        """
-        self.algorithm.federation.transfer(client, direction, sizes)
 
     def print(self, *values: Any) -> None:
         """Print above the progress bar, on rank 0."""

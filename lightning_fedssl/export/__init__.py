@@ -2,7 +2,7 @@
 ``export``.
 """
 
-from .checkpoint import named_arguments, network_of
+from .checkpoint import network_of
 from .description import describe_model
 from .formats import FORMATS, export
 from .model_file import LoadedNetwork, load_network, save_model
@@ -13,7 +13,6 @@ __all__ = [
     "describe_model",
     "export",
     "load_network",
-    "named_arguments",
     "network_of",
     "save_model",
 ]

@@ -1,12 +1,9 @@
-"""The method's arguments in a checkpoint, and its trained network."""
+"""The trained network of a checkpoint."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -14,29 +11,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.export.description import Description
 from lightning_fedssl.export.whole import with_backbone
 from lightning_fedssl.storage import checkpoint_file
-from lightning_fedssl.storage.named_value import imported, named_values
-
-
-def named_arguments(algorithm: FederatedAlgorithm) -> dict[str, Any]:
-    """A method's arguments as plain values: ``hyper_parameters`` of its checkpoints.
-
-    Args:
-        algorithm: The method, built for its data.
-    """
-    # The checkpoint has the weights, so the file that they started from need not exist any more.
-    # Inference needs no optimizer, so functions that make one are left out; a default one that the
-    # command line has taken is its name.
-    given = {}
-    for name, value in algorithm.hparams.items():
-        function = value.func if isinstance(value, partial) else value
-        makes_optimizer = name != "network" and inspect.isroutine(function)
-        is_default = name.endswith("optimizer") and isinstance(value, str)
-        unused = name.startswith("_") or name in ("init_from", "init_except")
-        if not (unused or is_default or makes_optimizer):
-            given[name] = value
-    given["task"] = algorithm.task
-    sizes = {"num_classes": algorithm.num_classes, "in_shape": list(algorithm.in_shape or ())}
-    return named_values(given) | sizes
+from lightning_fedssl.storage.named_value import imported
 
 
 def network_of(path: Path, trust: Sequence[str] = ()) -> tuple[nn.Module, Description]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -26,16 +27,22 @@ Description = dict[str, Any]
 def describe_model(
     algorithm: FederatedAlgorithm,
     data: FederatedDataModule,
+    settings: Mapping[str, Any],
     round_index: int,
     metrics: Mapping[str, float],
-    metric_rounds: Mapping[str, int] | None = None,
-    privacy: Mapping[str, Any] | None = None,
+    metric_rounds: Mapping[str, int],
+    privacy: Mapping[str, Any] | None,
 ) -> Description:
     """Describe the global model of a run.
 
-    The keys are ``format`` (1), ``package`` and ``version``, ``algorithm`` (class path),
-    ``network`` (class path, ``init_args``, ``num_classes``, ``in_shape``, and with a target for
-    every pixel ``out_shape``; the path is None for a network that has no import path),
+    It is the only description of a configuration: a checkpoint, ``model.json``, the guard of
+    resumed runs and the model card read it.
+
+    The keys are ``format`` (1), ``package`` and ``version``, ``algorithm`` (class path) and its
+    ``arguments``, ``settings`` (what affects the results of the run, by key; not in
+    ``model.json``, because it may name files), ``network`` (class path, ``init_args``,
+    ``num_classes``, ``in_shape``, and with a target for every pixel ``out_shape``; the path is None
+    for a network that has no import path),
     ``data_set``, ``task``, ``outputs`` (what they mean), of numbers ``target_normalization``,
     ``class_names``, ``input`` (``pixels``, scaled to 0..1, or ``numbers`` as the data set holds
     them), ``normalization`` (mean and standard deviation of the input per channel or feature),
@@ -50,6 +57,7 @@ def describe_model(
     Args:
         algorithm: The method of the run.
         data: The data that it was trained on.
+        settings: See above.
         round_index: The number of finished rounds.
         metrics: The last value of every scalar.
         metric_rounds: The round of the model that ``val`` and ``test`` evaluated last, which may be
@@ -61,6 +69,8 @@ def describe_model(
         "package": "lightning-fedssl",
         "version": __version__,
         "algorithm": f"{type(algorithm).__module__}.{type(algorithm).__qualname__}",
+        "arguments": named_arguments(algorithm),
+        "settings": dict(settings),
         "network": _describe_network(algorithm, data),
         "data_set": data.spec.name,
         **describe_data(data),
@@ -70,15 +80,37 @@ def describe_model(
         "trained_dtype": dtype_of(algorithm),
         "rounds": round_index,
         "metrics": {
-            name: float(metrics[name])
-            for name in metrics
+            name: float(value)
+            for name, value in metrics.items()
             if name.startswith(("val", "test", "bound/"))
         },
-        "metric_rounds": dict(metric_rounds or {}),
+        "metric_rounds": dict(metric_rounds),
         "citation": citation(type(algorithm)),
         **({"privacy": dict(privacy)} if privacy else {}),
         **({"backbone": _describe_backbone(data)} if data.backbone is not None else {}),
     }
+
+
+def named_arguments(algorithm: FederatedAlgorithm) -> dict[str, Any]:
+    """A method's arguments as plain values.
+
+    Args:
+        algorithm: The method, built for its data.
+    """
+    # The checkpoint has the weights, so the file that they started from need not exist any more.
+    # Inference needs no optimizer, so functions that make one are left out; a default one that the
+    # command line has taken is its name.
+    given = {}
+    for name, value in algorithm.hparams.items():
+        function = value.func if isinstance(value, partial) else value
+        makes_optimizer = name != "network" and inspect.isroutine(function)
+        is_default = name.endswith("optimizer") and isinstance(value, str)
+        unused = name.startswith("_") or name in ("init_from", "init_except")
+        if not (unused or is_default or makes_optimizer):
+            given[name] = value
+    given["task"] = algorithm.task
+    sizes = {"num_classes": algorithm.num_classes, "in_shape": list(algorithm.in_shape or ())}
+    return named_values(given) | sizes
 
 
 def describe_data(data: FederatedDataModule) -> Description:

@@ -16,7 +16,7 @@ from lightning_fedssl.data.sources.base import read_csv
 from lightning_fedssl.data.sources.reading import Reading
 from lightning_fedssl.data.table_rows import Input, encode_rows
 from lightning_fedssl.export.description import Description, dtype_of
-from lightning_fedssl.functional.by_name import first_number, mapped, only
+from lightning_fedssl.functional.by_name import first_number, mapped, only, without
 from lightning_fedssl.functional.device_copies import on_cpu
 from lightning_fedssl.models import build_network
 from lightning_fedssl.storage.files import as_json, write_bytes
@@ -52,7 +52,7 @@ def save_model(network: nn.Module, description: Description, folder: Path) -> li
     contents = {
         # One key: of several the order would change from run to run.
         WEIGHTS: save(tensors, metadata={"format": "pt"}),
-        DESCRIPTION: described(network, description),
+        DESCRIPTION: described(network, without(description, ["settings"])),
         CONSTRUCTOR: _json({**built["init_args"], **of_data}),
     }
     for name, content in contents.items():

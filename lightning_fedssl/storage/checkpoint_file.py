@@ -25,7 +25,7 @@ Checkpoint = dict[str, Any]
 """Tensors and primitives under Lightning's key names; see
 :meth:`lightning_fedssl.trainer.FederatedTrainer.save_checkpoint`."""
 
-FORMAT = 3
+FORMAT = 4
 """The version of the layout."""
 
 LARGE = 8 << 20
@@ -40,10 +40,14 @@ SERVER = "server"
 _TENSORS = {str: Tensor}
 _LAYOUT: dict[Any, Any] = {
     "state_dict": _TENSORS,
-    "hyper_parameters": {str: object},
-    "settings": {str: object},
     "callbacks": {str: object},
-    "model": {"algorithm": str, "network": {"class_path": object}, "metric_rounds": {str: int}},
+    "model": {
+        "algorithm": str,
+        "arguments": {str: object},
+        "settings": {str: object},
+        "network": {"class_path": object},
+        "metric_rounds": {str: int},
+    },
     "round": int,
     "max_rounds": int | None,  # early checkpoints have none
     "algorithm": str,

@@ -174,8 +174,8 @@ def _check_hooks(callback: Callback) -> None:
         if not hasattr(base, name):
             meant = difflib.get_close_matches(name, hooks_of(base), 1)
             raise ValueError(
-                f"trainer.callbacks: {mine} has a method {name}, and there is no hook of that name; "
-                + (f"did you mean {meant[0]}?" if meant else "see lightning_fedssl.callback")
+                f"trainer.callbacks: {mine} has a method {name}, and there is no hook of that name"
+                + (f"; did you mean {meant[0]}?" if meant else "; see lightning_fedssl.callback")
             )
         if (
             name not in LIGHTNING_HOOKS

@@ -24,7 +24,6 @@ from lightning_fedssl.functional.by_name import below, mapped, only, prefixed, s
 from lightning_fedssl.functional.optimizer_states import load_optimizer_state, optimizer_state
 from lightning_fedssl.functional.schedules import Schedule
 from lightning_fedssl.hooks import Hooks
-from lightning_fedssl.metrics.rounds import Metrics, Scalars
 from lightning_fedssl.round import Round
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import frozen_state, load_state
@@ -79,15 +78,12 @@ def _description(run: Run) -> Description:
     return describe_model(
         run.algorithm,
         run.datamodule,
+        settings_of(run),
         run.round.index,
-        _last(run.scalars),
+        mapped(float, run.scalars.last),
         run.scalars.rounds,
         run.settings.describe_privacy(),
     )
-
-
-def _last(scalars: Scalars) -> Metrics:
-    return mapped(float, scalars.last)
 
 
 def save_missing(hooks: Hooks) -> None:
@@ -156,8 +152,9 @@ def take(run: Run, weights_only: bool = False) -> checkpoint_file.Checkpoint:
     ``state_dict`` is the evaluated model with its frozen layers, ``federation`` the state of server
     and clients, ``callbacks`` the state of the callbacks and ``round`` the number of finished
     rounds. Random numbers need no entry: they are functions of the seed and the round.
-    ``pytorch-lightning_version`` and ``hyper_parameters`` are what Lightning's
-    ``load_from_checkpoint`` needs, ``model`` is what ``export`` needs.
+    ``model`` is the description of the run
+    (:func:`~lightning_fedssl.export.description.describe_model`), from which a checkpoint is
+    loaded, exported, and compared with a run that resumes.
 
     Args:
         run: The run.
@@ -169,9 +166,7 @@ def take(run: Run, weights_only: bool = False) -> checkpoint_file.Checkpoint:
     server = run.algorithm.server
     checkpoint = {
         "format": checkpoint_file.FORMAT,
-        "settings": settings_of(run),
         "pytorch-lightning_version": lightning.__version__,
-        "hyper_parameters": export.named_arguments(algorithm),
         "model": _description(run),
         "state_dict": {
             **frozen_state(algorithm),
@@ -187,7 +182,7 @@ def take(run: Run, weights_only: bool = False) -> checkpoint_file.Checkpoint:
         "seed": int(run.seed),
         "partition": str(run.datamodule.split.hash),
         "total_bytes": float(run.scalars.total_bytes),
-        "metrics": _last(run.scalars),
+        "metrics": mapped(float, run.scalars.last),
         "federation": {
             "parameters": dict(server.parameters),
             "buffers": dict(server.buffers),
@@ -441,7 +436,7 @@ def continue_curves(run: Run, path: Path) -> None:
 
 def _check_settings(run: Run, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
     """Refuse to resume with other settings, unless they are allowed to differ."""
-    changed = differences(loaded["settings"], settings_of(run))
+    changed = differences(loaded["model"]["settings"], settings_of(run))
     if not changed:
         return
     of_states = ("trainer.precision ", "model.optimizer ", "model.aggregation_optimizer ")

@@ -240,10 +240,10 @@ class SimulatedFederation(RunFederation):
                 run.step_work[client] = step_work(
                     run.algorithm, data, work, run.fabric, self._step_work
                 )
-        images = work.num_samples if work.num_steps else 0
-        counts = {"trained": work.num_steps > 0, "images": images, "steps": work.num_steps}
-        for name, number in counts.items():
-            run.scalars.count(f"client/{name}", float(number))
+        count = run.scalars.count
+        count("client/trained", float(work.num_steps > 0))
+        count("client/images", float(work.num_samples if work.num_steps else 0))
+        count("client/steps", float(work.num_steps))
         run.hooks.call("on_client_start", data, work)
         if not work.num_steps:
             self.judge.skipped(client)

@@ -14,7 +14,7 @@ from lightning.fabric import Fabric
 from lightning.pytorch import Callback
 from lightning.pytorch.core.hooks import ModelHooks
 
-from lightning_fedssl import algorithms, sampling
+from lightning_fedssl import algorithms
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callbacks import (
     ClientEvaluation,
@@ -217,20 +217,6 @@ def prepare_model(
     if not hasattr(algorithm, "server"):
         algorithm.server = ServerState.of(algorithm, algorithm.local_modules, algorithm.personal)
     algorithm.server.to(fabric.device)  # an earlier command may have run on another device
-
-
-def start_run(
-    model: FederatedAlgorithm, datamodule: FederatedDataModule, dtype: torch.dtype
-) -> None:
-    """Set what a new run begins with from the server's labels; the global model begins with it.
-
-    Args:
-        model: The algorithm, with its network.
-        datamodule: The data.
-        dtype: The floating type of the samples.
-    """
-    model.on_run_start(datamodule.local_data(sampling.SERVER, 0, dtype))
-    model.server = ServerState.of(model, model.local_modules, model.personal)
 
 
 def choose_callbacks(

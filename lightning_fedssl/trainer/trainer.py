@@ -380,7 +380,8 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         is_new = stage == "fit" and not hasattr(model, "server")
         setup.prepare_model(model, datamodule, run.fabric, self.channels_last)
         if is_new:
-            setup.start_run(model, datamodule, self.dtype)
+            model.on_run_start(datamodule.local_data(sampling.SERVER, 0, self.dtype))
+            model.server = ServerState.of(model, model.local_modules, model.personal)
         weights = [*trained_weights(model).values()]
         factory = model.optimizer_factory
         run.client_optimizer = build_optimizer(factory, weights, "model.optimizer")
@@ -455,16 +456,15 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
 
 def _check_settings(settings: Settings, logger: Any) -> None:
     """Refuse values that a configuration's types cannot."""
-    keys = ["max_rounds", "check_val_every_n_rounds"]
-    if settings.given_clients_per_round is not None:
-        keys.append("given_clients_per_round")
-    if settings.clients_at_once != "auto":
-        keys.append("clients_at_once")
-    for key in keys:
+    left_out = {"given_clients_per_round": None, "clients_at_once": "auto"}
+    for key in ("max_rounds", "check_val_every_n_rounds", *left_out):
         value = getattr(settings, key)
-        if not (isinstance(value, Integral) and int(value) >= 1):
-            key = key.removeprefix("given_")
-            raise ValueError(f"trainer.{key} is {value}: give a whole number of at least 1")
+        is_count = isinstance(value, Integral) and int(value) >= 1
+        if not is_count and value != left_out.get(key, ""):
+            raise ValueError(
+                f"trainer.{key.removeprefix('given_')} is {value}: give a whole number of at "
+                "least 1"
+            )
     check_order(settings.updates)
     if isinstance(logger, str):
         raise ValueError(

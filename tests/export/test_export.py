@@ -286,7 +286,7 @@ FOREIGN = [
 def with_entries(path: Path, entries: dict[str, Any], folder: Path) -> Path:
     """The checkpoint with other hyper-parameters, and model.json with the other network."""
     checkpoint = checkpoint_file.load(path)
-    checkpoint["hyper_parameters"] |= entries
+    checkpoint["model"]["arguments"] |= entries
     checkpoint_file.save(checkpoint, folder / "foreign.ckpt")
     for name in ("model.json", "model.safetensors"):
         (folder / name).write_bytes(path.with_name(name).read_bytes())

@@ -24,8 +24,9 @@ FEDERATION: dict[str, Any] = {
 }  # fmt: skip
 OTHERS = {
     "format": checkpoint_file.FORMAT, "algorithm": "A", "seed": 0, "partition": "", "metrics": {}, "total_bytes": 0.0,
-    "hyper_parameters": {}, "settings": {}, "callbacks": {},
-    "model": {"algorithm": "A", "network": {"class_path": None}, "metric_rounds": {}},
+    "callbacks": {}, "model": {
+        "algorithm": "A", "arguments": {}, "settings": {}, "network": {"class_path": None}, "metric_rounds": {},
+    },
 }  # fmt: skip
 
 

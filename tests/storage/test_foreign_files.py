@@ -72,16 +72,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def foreign_checkpoints(saved: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The checkpoint with a command or a class in one entry or another, in each spelling."""
-    arguments_of = saved["hyper_parameters"]
+    model = saved["model"]
+    arguments_of = model["arguments"]
     for spelled, (path, arguments) in itertools.product(SPELLINGS.values(), (COMMAND, CALLED)):
         value = spelled(path, arguments)
         for entry in ENTRIES:
-            yield "hyper_parameters", {**saved, "hyper_parameters": {**arguments_of, entry: value}}
+            yield "arguments", {**saved, "model": {**model, "arguments": {**arguments_of, entry: value}}}
         # All that Lightning's own loader would read, and every other place.
         given = LIGHTNING | {"network": value}
-        yield "hyper_parameters", {**saved, "hyper_parameters": arguments_of | given}
+        yield "arguments", {**saved, "model": {**model, "arguments": arguments_of | given}}
         yield "other", {**saved, "hparams": given, "module_arguments": given, "hparams_name": "network"}
-        for part in ("model", "settings", "callbacks"):
+        for part in ("model", "callbacks"):
             yield "other", {**saved, part: everywhere(saved[part], value)}
 
 
@@ -95,7 +96,7 @@ def described(path: Path) -> None:
     """Load the folder's ``model.json``, which names what the checkpoint names."""
     checkpoint = torch.load(path, weights_only=True)
     network = {**checkpoint["model"]["network"]}
-    if isinstance(own := checkpoint["hyper_parameters"].get("network"), dict):
+    if isinstance(own := checkpoint["model"]["arguments"].get("network"), dict):
         network |= own
     else:
         network["init_args"] = {**network["init_args"], "norm": own}
@@ -116,7 +117,7 @@ def compared(path: Path) -> None:
     content = torch.load(path, weights_only=True)
     version = path.parent / "lightning_logs/version_0"
     version.mkdir(parents=True, exist_ok=True)
-    cell = json.dumps(str(content["hyper_parameters"]))
+    cell = json.dumps(str(content["model"]["arguments"]))
     (version / "metrics.csv").write_text(f"step,{cell}\n1,{cell}\n{cell},1\n")
     rounds(path.parent)
 

@@ -99,7 +99,7 @@ def test_what_changes_no_number_may_differ(tmp_path: Path, path: Path) -> None:
 
 def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path, path: Path) -> None:
     checkpoint_file.save({**checkpoint_file.load(path), "format": 99}, tmp_path / "new.ckpt")
-    with pytest.raises(ValueError, match=r"new\.ckpt has the format 99, but this version reads format 3"):
+    with pytest.raises(ValueError, match=r"new\.ckpt has the format 99, but this version reads format 4"):
         checkpoint_file.load(tmp_path / "new.ckpt")
 
 
