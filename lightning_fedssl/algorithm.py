@@ -42,7 +42,7 @@ from lightning_fedssl.functional.frozen import freeze as freeze_weights
 from lightning_fedssl.functional.frozen import personal_names
 from lightning_fedssl.functional.optimizer_states import set_learning_rate
 from lightning_fedssl.functional.optimizers import sgd
-from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.functional.schedules import Constant, Schedule
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.metrics.rounds import Logged
@@ -357,7 +357,8 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
         """Logits ``(batch, classes)`` of images ``(batch, channels, height, width)``, in 32 bits or
         more.
         """
-        return at_least_float32(self.network(x))
+        logits: Tensor = self.network(x)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     # What a client does.
 
