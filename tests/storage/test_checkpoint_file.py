@@ -24,9 +24,8 @@ FEDERATION: dict[str, Any] = {
 }  # fmt: skip
 OTHERS = {
     "format": checkpoint_file.FORMAT, "algorithm": "A", "seed": 0, "partition": "", "metrics": {}, "total_bytes": 0.0,
-    "callbacks": {}, "model": {
-        "algorithm": "A", "arguments": {}, "settings": {}, "network": {"class_path": None}, "metric_rounds": {},
-    },
+    "callbacks": {},
+    "model": {"algorithm": "A", "arguments": {}, "settings": {}, "network": {"class_path": None}, "metric_rounds": {}},
 }  # fmt: skip
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable
 from contextlib import nullcontext
-from copy import deepcopy
-from dataclasses import replace
+from copy import copy, deepcopy
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -214,8 +213,8 @@ def test_the_last_pictures_are_those_of_the_round_that_ends_the_run(tmp_path: Pa
 
 
 def test_a_run_needs_no_trainer(tmp_path: Path) -> None:
-    algorithm, data, trainer = toy_semifl(), ToyData(), toy_trainer(tmp_path, max_rounds=1)
-    trainer.fit(algorithm, data)
-    run = replace(trainer.run, hooks=Hooks([], FederatedCallback, None, algorithm))
-    run.fabric, run.algorithm, run.datamodule = trainer.fabric, algorithm, data
+    algorithm, trainer = toy_semifl(), toy_trainer(tmp_path, max_rounds=1)
+    trainer.fit(algorithm, ToyData())
+    run = copy(trainer.run)
+    run.hooks = Hooks([], FederatedCallback, None, algorithm)
     assert evaluate(run, "test")["test/accuracy"] == trainer.callback_metrics["test/accuracy"]

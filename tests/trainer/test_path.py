@@ -74,8 +74,7 @@ def importers() -> dict[str, set[str]]:
 
 def test_the_walk_of_a_round_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hand-over is a call from one file into another; it goes up if the called file imports the caller's."""
-    handed: Counter[tuple[str, str]] = Counter()
-    play = fit_loop.run_round
+    play, handed = fit_loop.run_round, Counter[tuple[str, str]]()
 
     def note(frame: FrameType, event: str, argument: object) -> None:
         called = frame.f_code.co_filename
@@ -101,7 +100,6 @@ def test_the_walk_of_a_round_is_short(tmp_path: Path, monkeypatch: pytest.Monkey
     toy_trainer(tmp_path, max_rounds=2, logger=False).fit(toy_semifl(), ToyData())
     above = importers()
     up = {pair: n for pair, n in handed.items() if pair[1] in above[pair[0]] and pair[0] not in above[pair[1]]}
-    print(handed.total(), sum(up.values()), *handed.most_common(40), *up.items(), sep="\n")
     assert handed.total() <= 1005
     assert sum(up.values()) <= 75
 
