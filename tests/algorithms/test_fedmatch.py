@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -131,10 +132,8 @@ def test_decomposition() -> None:
         assert float(sigma.detach().std()) == pytest.approx(fan_in**-0.5, rel=0.03)
         assert float(sigma.abs().max()) < 2.01 * fan_in**-0.5 / 0.8796
     plain = CNN(width=4, norm="batch", num_classes=3, in_shape=(1, 8, 8)).eval()
-    other = CNN(width=4, norm="batch", num_classes=3, in_shape=(1, 8, 8))
-    kept = fedmatch.Decomposed(other, 1.0, variance_scaling=False)
+    kept = fedmatch.Decomposed(deepcopy(plain), 1.0, variance_scaling=False)
     assert not any("norm" in name for name, _ in kept.psi.named_parameters())
-    kept.sigma.load_state_dict(plain.state_dict())
     with torch.no_grad():
         sigmas, psis = kept.parts()
         for name, psi in psis.items():
@@ -367,9 +366,8 @@ def test_rate_falls_by_three_when_the_validation_loss_does_not() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_factor_of_a_rate_has_the_precision_of_the_batch(dtype: torch.dtype) -> None:
-    rate = {"factor": torch.tensor(1 / 3, dtype=torch.float64)}
-    batch = fedmatch.add_rate({"x": torch.zeros(2, 1, dtype=dtype)}, rate)
-    assert torch.equal(batch["rate"], torch.full((2,), 1 / 3, dtype=dtype))
+    made = fedmatch.add_rate({"x": torch.zeros(2, 1, dtype=dtype)}, {"factor": torch.tensor(1 / 3, dtype=torch.double)})
+    assert torch.equal(made["rate"], torch.full((2,), 1 / 3, dtype=dtype))
 
 
 def test_rate_is_a_factor_of_the_step() -> None:

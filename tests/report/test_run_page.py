@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import time
 from dataclasses import replace
@@ -16,6 +17,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import ClientEvaluation, LabelsAlone, PseudoLabelQuality, RunReport
+from lightning_fedssl.report.page import __file__ as page_file
 from lightning_fedssl.report.page import ticks
 from lightning_fedssl.system import Faults, RandomDropout
 from tests.algorithms.helpers import METHODS
@@ -41,6 +43,9 @@ def test_the_page_of_a_run_shows_its_parts_and_escapes_what_others_have_named(tm
     callbacks = [LabelsAlone(), ClientEvaluation(), Warns()]
     trainer = toy_trainer(tmp_path, callbacks=callbacks, metrics=["recall", "confusion_matrix"])
     trainer.fit(toy_semifl(), Named())
+    template = Path(page_file).with_name("run.html").read_text(encoding="utf-8")
+    for name in re.findall(r"\bdata\.(\w+)", template):
+        assert hasattr(trainer.datamodule, name), "in a branch that no test may reach"
     page = Page(trainer.log_dir)
     assert "script" not in page.tags
     assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
