@@ -60,8 +60,7 @@ class StackedStep:
             clip_gradients(self.leaves.values(), algorithm.gradient_clip_norm)
         add_to_gradients(self.corrected)
         self.optimizer.step()
-        # A value may be a part of the batch, whose memory the next step uses.
-        return [[(t.detach().clone(), name, x) for t, name, x in values] for values in passes]
+        return [[(t.detach(), name, x) for t, name, x in values] for values in passes]
 
     def _pass(self, rows: list[int], batch: Batch, number: int | Tensor) -> Values:
         """The losses of the clients in these rows, and the values that they log.
