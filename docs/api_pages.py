@@ -21,7 +21,8 @@ GROUPS = {
     "Schedules, devices, metrics": "functional.schedules system metrics functional.optimizers.FedOpt",
     "Rules for updates": "updates.rule updates.acceptance updates.aggregators updates.attacks",
     "Privacy": "updates.privacy updates.accounting",
-    "Extension points": "algorithm round run local_work state data.local_data sampling",
+    "Extension points": "algorithm storage.hyperparameters.hyperparameters round run local_work state data.local_data "
+    "sampling",
     "Export, comparison, deployment": "export comparison.verdicts deployment.server",
     "Functions of tensors": "functional.averaging functional.pseudo_labels functional.losses functional.contrastive "
     "functional.ema functional.batch_norm",

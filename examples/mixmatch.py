@@ -32,7 +32,7 @@ batches, ours of all.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ from torch.nn import functional as F
 from lightning_fedssl.algorithms import FixMatch
 from lightning_fedssl.algorithms.semifl import mixup
 from lightning_fedssl.functional.by_name import call_apart
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.local_data import LocalData
@@ -58,19 +59,17 @@ ALPHA = 0.75
 """a of MixMatch's ratio, in all of the paper's experiments."""
 
 
+@hyperparameters
 class PiModel(FixMatch):
     """FedAvg with the Pi-Model at the clients; one client with all images for pooled data.
 
     Args:
-        unlabeled_weight: lambda_u at its end.
-        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.fixmatch.FixMatch`; all
-            images are trained on, whatever the threshold.
+        unlabeled_weight: lambda_u at its end. All images are trained on, whatever the threshold.
     """
 
     needs = "one class"
 
-    def __init__(self, unlabeled_weight: float = 10.0, **kwargs: Any) -> None:
-        super().__init__(unlabeled_weight=unlabeled_weight, **kwargs)
+    unlabeled_weight: float = 10.0
 
     @property
     def reached(self) -> float:
@@ -86,6 +85,7 @@ class PiModel(FixMatch):
         return self.reached * F.mse_loss(self.task.probabilities(logits), pseudo.labels)
 
 
+@hyperparameters
 class MixMatch(PiModel):
     """FedAvg with MixMatch at the clients; one client with all images for pooled data.
 
@@ -93,11 +93,9 @@ class MixMatch(PiModel):
 
     Args:
         unlabeled_weight: lambda_u at its end.
-        kwargs: The arguments of the Pi-Model.
     """
 
-    def __init__(self, unlabeled_weight: float = 75.0, **kwargs: Any) -> None:
-        super().__init__(unlabeled_weight=unlabeled_weight, **kwargs)
+    unlabeled_weight: float = 75.0
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Batches as of the base class, and for each image a partner and a ratio."""

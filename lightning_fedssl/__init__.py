@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.round import Round as Round
     from lightning_fedssl.run import Run as Run
     from lightning_fedssl.run import TrainerView as TrainerView
+    from lightning_fedssl.storage.hyperparameters import hyperparameters as hyperparameters
     from lightning_fedssl.system import Availability as Availability
     from lightning_fedssl.system import Device as Device
     from lightning_fedssl.system import RandomDropout as RandomDropout
@@ -73,6 +74,7 @@ _MODULES = {
         ResNet18 ResNet8 ResNet9 SVHNCNN SignalCNN StaticBatchNorm2d TimmBackbone TimmLoRA UNet
         VGG11 VGG16 WideResNet build_network make_norm
     """,
+    "storage.hyperparameters": "hyperparameters",
     "system": "Availability Device RandomDropout SystemModel",
     "task": "Classification MultiLabel Regression Segmentation Task",
     "round": "Federation Round",

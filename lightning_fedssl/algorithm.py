@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import InitVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -52,6 +53,12 @@ from lightning_fedssl.models.pretrained import load_weights
 from lightning_fedssl.round import Federation, Round
 from lightning_fedssl.state import Batch, ClientStore, ClientUpdate, ServerState, is_local
 from lightning_fedssl.storage import checkpoint_file
+from lightning_fedssl.storage.hyperparameters import (
+    hyperparameters,
+    patterns,
+    require,
+    require_unmade,
+)
 from lightning_fedssl.storage.named_value import arguments_of, made
 from lightning_fedssl.storage.other_names import NamesKeys
 from lightning_fedssl.task import Classification, Need, Task
@@ -71,7 +78,32 @@ Place = Literal["server", "clients"]
 """Who has the labels."""
 
 
-class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
+class _Attributes(LightningModule):
+    """The attributes that are not arguments of the constructor, or are of another type."""
+
+    local_modules: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[Need] = "one class"
+    labels_at: ClassVar[Place | None] = None
+    needs_unlabeled: bool = False
+    uses_class_shares: bool = False
+    no_static_batch_norm: ClassVar[str] = ""
+    trains_clients: ClassVar[bool] = True
+    not_deployable: ClassVar[str] = ""
+    no_personal: ClassVar[str] = ""
+    steps_per_round: int | None = None
+    statistics_of: Literal["server", "moments"] = "moments"
+    clients_use_statistics: bool = False
+    same_step_every_round: ClassVar[bool] = False
+    task: Task
+    federation: Federation
+    server: ServerState
+    network: nn.Module
+    schedule: Schedule
+    personal: Sequence[str]
+
+
+@hyperparameters
+class FederatedAlgorithm(_Attributes, metaclass=NamesKeys):
     """Federated averaging with optional training at the server after it.
 
     The base class of all algorithms.
@@ -155,98 +187,44 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
             again.
     """
 
-    local_modules: ClassVar[frozenset[str]] = frozenset()
-    needs: Need = "one class"
-    labels_at: Place | None = None
-    needs_unlabeled: bool = False
-    uses_class_shares: bool = False
-    no_static_batch_norm: ClassVar[str] = ""
-    trains_clients: ClassVar[bool] = True
-    not_deployable: ClassVar[str] = ""
-    no_personal: ClassVar[str] = ""
-    steps_per_round: int | None = None
-    statistics_of: Literal["server", "moments"] = "moments"
-    clients_use_statistics: bool = False
-    same_step_every_round: ClassVar[bool] = False
-    task: Task
-    federation: Federation
-    server: ServerState
-    network: nn.Module
+    network: InitVar[NetworkFactory]
+    optimizer: OptimizerCallable = sgd
+    server_optimizer: OptimizerCallable | None = None
+    schedule: InitVar[Schedule | None] = None
+    client_epochs: float = 1
+    server_epochs: float = 0
+    client_weighting: Literal["samples", "uniform"] = "samples"
+    gradient_clip_norm: float | None = None
+    keep_client_optimizer: bool = False
+    keep_server_optimizer: bool = False
+    init_from: str | Path | None = None
+    init_except: Sequence[str] | str = ()
+    init_head: Literal["random", "zero", "labels"] = "random"
+    freeze: InitVar[Sequence[str] | str] = ()
+    personal: InitVar[Sequence[str] | str] = ()
+    num_classes: int | None = None
+    in_shape: tuple[int, ...] | None = None
+    task: InitVar[Task | None] = None
 
-    def __init__(
+    def __post_init__(
         self,
         network: NetworkFactory,
-        optimizer: OptimizerCallable = sgd,
-        server_optimizer: OptimizerCallable | None = None,
-        schedule: Schedule | None = None,
-        client_epochs: float = 1,
-        server_epochs: float = 0,
-        client_weighting: Literal["samples", "uniform"] = "samples",
-        gradient_clip_norm: float | None = None,
-        keep_client_optimizer: bool = False,
-        keep_server_optimizer: bool = False,
-        init_from: str | Path | None = None,
-        init_except: Sequence[str] | str = (),
-        init_head: Literal["random", "zero", "labels"] = "random",
-        freeze: Sequence[str] | str = (),
-        personal: Sequence[str] | str = (),
-        num_classes: int | None = None,
-        in_shape: tuple[int, ...] | None = None,
-        task: Task | None = None,
+        schedule: Schedule | None,
+        freeze: Sequence[str] | str,
+        personal: Sequence[str] | str,
+        task: Task | None,
     ) -> None:
         super().__init__()
-        self.task = task or Classification()
-        require_unmade("optimizer", optimizer)
-        require_unmade("server_optimizer", server_optimizer)
-        self.save_hyperparameters()
-        if isinstance(self.hparams.get("network"), str):  # a function that the command line names
-            self.hparams["network"] = network
-        require(
-            0 < client_epochs <= MOST_EPOCHS,
-            "client_epochs",
-            client_epochs,
-            "give a finite number above 0",
-        )
-        require(
-            0 <= server_epochs <= MOST_EPOCHS,
-            "server_epochs",
-            server_epochs,
-            "give 0 (no server training) or more",
-        )
-        require(
-            gradient_clip_norm is None or gradient_clip_norm > 0,
-            "gradient_clip_norm",
-            gradient_clip_norm,
-            "give a number above 0, or null for none",
-        )
-        require(
-            init_from is not None or not init_except,
-            "init_except",
-            init_except,
-            "it needs model.init_from",
-        )
-        remedy = f"{type(self).__name__} {self.no_personal}: leave it out"
-        require(not (personal and self.no_personal), "personal", personal, remedy)
+        require_unmade("optimizer", self.optimizer)
+        require_unmade("server_optimizer", self.server_optimizer)
         # Module.__setattr__ would register a built network as a layer.
         vars(self)["network_factory"] = network
         self.network_factory: NetworkFactory
-        self.optimizer_factory = optimizer
-        self.server_optimizer_factory = server_optimizer or optimizer
-        self.schedule = schedule or Constant()
-        self.client_epochs = client_epochs
-        self.server_epochs = server_epochs
-        self.client_weighting = client_weighting
-        self.gradient_clip_norm = gradient_clip_norm
-        self.keep_client_optimizer = keep_client_optimizer
-        self.keep_server_optimizer = keep_server_optimizer
-        self.init_from = init_from
-        self.init_except = _patterns(init_except)
-        self.init_head = init_head
-        self.freeze_patterns = _patterns(freeze)
-        self.personal_patterns = _patterns(personal)
-        self.personal: Sequence[str] = ()
-        self.num_classes = num_classes
-        self.in_shape = in_shape
+        self.task = task or Classification()
+        self.schedule = schedule or self.default_schedule()
+        self.freeze_patterns = patterns(freeze)
+        self.personal_patterns = patterns(personal)
+        self.personal = ()
         self.clients = ClientStore()
         self.logged: list[Logged] = []
         self.current_round = Round()
@@ -254,6 +232,33 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
         self.linear_answer: LinearAnswer | None = None
         # The data that the model was trained on; see trainer/checkpointing.py.
         self.origin: Mapping[str, Any] = {}
+        self.check_arguments()
+
+    def default_schedule(self) -> Schedule:
+        """The learning rate over the rounds if ``schedule`` is left out."""
+        return Constant()
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them; called once, by the constructor.
+
+        Raises:
+            ValueError: Names the argument, its value and what to give.
+        """
+        epochs = self.client_epochs
+        fits = 0 < epochs <= MOST_EPOCHS
+        require(fits, "client_epochs", epochs, "give a finite number above 0")
+        epochs = self.server_epochs
+        fits = 0 <= epochs <= MOST_EPOCHS
+        require(fits, "server_epochs", epochs, "give 0 (no server training) or more")
+        clip = self.gradient_clip_norm
+        fits = clip is None or clip > 0
+        require(fits, "gradient_clip_norm", clip, "give a number above 0, or null for none")
+        left_out = self.init_except
+        fits = self.init_from is not None or not left_out
+        require(fits, "init_except", left_out, "it needs model.init_from")
+        patterns = self.personal_patterns
+        remedy = f"{type(self).__name__} {self.no_personal}: leave it out"
+        require(not (patterns and self.no_personal), "personal", patterns, remedy)
 
     @property
     def lightning_module(self) -> LightningModule:
@@ -307,6 +312,24 @@ class FederatedAlgorithm(LightningModule, metaclass=NamesKeys):
                 "batch, group or none"
             )
         self.build_parts()
+
+    @classmethod
+    def like(cls, method: FederatedAlgorithm, **others: Any) -> Self:
+        """A method of this class with the network, initial weights, optimizers and schedule of
+        another.
+
+        Args:
+            method: The other method.
+            others: Further arguments.
+        """
+        names = ("schedule", "gradient_clip_norm", "init_from", "init_except", "init_head")
+        shared = {name: getattr(method, name) for name in names}
+        made = cls(network=nn.Identity, freeze=method.freeze_patterns, **shared, **others)
+        # Not as arguments: the constructor copies those, and a parser's factories cannot be copied.
+        vars(made)["network_factory"] = method.network_factory
+        made.optimizer, made.server_optimizer = method.optimizer, method.server_optimizer
+        made.hparams["network"] = method.hparams["network"]
+        return made
 
     def anew(self) -> FederatedAlgorithm:
         """The same method, before a run; of methods that cross-validate what they do.
@@ -683,42 +706,3 @@ class JointAlgorithm(FederatedAlgorithm, ABC):
         """
         up = {f"{name} features": size for name, size in sizes_of(features).items()}
         return up, {"feature gradients": up["student features"]}
-
-
-def _patterns(given: Sequence[str] | str) -> list[str]:
-    return [given] if isinstance(given, str) else list(given)
-
-
-def require(valid: bool, key: str, value: object, remedy: str) -> None:
-    """Refuse an argument of a method.
-
-    Args:
-        valid: Whether its value is possible.
-        key: Its name.
-        value: Its value.
-        remedy: What to give instead.
-
-    Raises:
-        ValueError: Names the key.
-    """
-    if not valid:
-        raise ValueError(f"model.{key} is {value}: {remedy}")
-
-
-def require_unmade(key: str, given: object) -> None:
-    """Refuse an optimizer where a function that makes one is needed.
-
-    Args:
-        key: The name of the argument.
-        given: Its value.
-
-    Raises:
-        ValueError: Names the key.
-    """
-    name = type(given).__name__
-    require(
-        not isinstance(given, Optimizer),
-        key,
-        f"a {name} of a model's weights",
-        f"a run makes its own: give functools.partial(torch.optim.{name}, lr=...)",
-    )

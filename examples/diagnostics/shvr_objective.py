@@ -60,5 +60,5 @@ def unlabeled_losses(algorithm: FedSHVR, logits: Tensor, target: Tensor, alpha0:
     return (
         alpha0 * soft_cross_entropy(logits, target)
         + algorithm.alpha1 * r1
-        + algorithm.alpha2 * algorithm.r2(logits)
+        + algorithm.alpha2 * algorithm.confidence_loss(logits)
     )

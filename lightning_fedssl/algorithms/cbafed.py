@@ -47,11 +47,13 @@ from lightning_fedssl.functional.by_name import mapped, paired, tensors_of
 from lightning_fedssl.local_work import NO_WORK, LocalWork, labeled_work
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.state import Batch, ClientUpdate
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 _EVERY = 5
 """Epochs of a labelled client, and rounds of the server, between two residual connections."""
 
 
+@hyperparameters
 class CBAFed(FederatedAlgorithm):
     """Class-balanced adaptive pseudo-labels with residual weight connections.
 
@@ -68,7 +70,6 @@ class CBAFed(FederatedAlgorithm):
         unlabeled_weight: Of the unlabelled clients' loss.
         gradient_clip_norm: Largest gradient norm of a step.
         keep_client_optimizer: A client's momentum persists until its next participation.
-        kwargs: The arguments every algorithm takes.
     """
 
     not_deployable = "needs the numbers of labels of every client, which a node does not send"
@@ -77,36 +78,25 @@ class CBAFed(FederatedAlgorithm):
     local_modules = frozenset({"record", "classes"})
     clients_use_statistics = True
 
-    def __init__(
-        self,
-        warmup_rounds: int = 1,
-        warmup_epochs: int = 501,
-        client_epochs: float = 11,
-        threshold: float = 0.84,
-        threshold_cap: float = 0.95,
-        rare_share: float = 0.03,
-        residual: bool = True,
-        unlabeled_weight: float = 2 / 3,
-        gradient_clip_norm: float | None = 5.0,
-        keep_client_optimizer: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        kwargs |= {"client_epochs": client_epochs, "gradient_clip_norm": gradient_clip_norm}
-        super().__init__(keep_client_optimizer=keep_client_optimizer, **kwargs)
-        checks.at_least(1, warmup_rounds=warmup_rounds, warmup_epochs=warmup_epochs)
-        checks.at_least(0, unlabeled_weight=unlabeled_weight)
-        checks.probability("threshold", threshold)
-        checks.probability("threshold_cap", threshold_cap)
-        checks.probability("rare_share", rare_share)
-        is_whole = client_epochs == int(client_epochs)
-        checks.require(is_whole, "client_epochs", client_epochs, "give a whole number")
-        self.warmup_rounds = warmup_rounds
-        self.warmup_epochs = warmup_epochs
-        self.threshold = threshold
-        self.threshold_cap = threshold_cap
-        self.rare_share = rare_share
-        self.residual = residual
-        self.unlabeled_weight = unlabeled_weight
+    warmup_rounds: int = 1
+    warmup_epochs: int = 501
+    client_epochs: float = 11
+    threshold: float = 0.84
+    threshold_cap: float = 0.95
+    rare_share: float = 0.03
+    residual: bool = True
+    unlabeled_weight: float = 2 / 3
+    gradient_clip_norm: float | None = 5.0
+    keep_client_optimizer: bool = True
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
+        checks.at_least(self, 1, "warmup_rounds", "warmup_epochs")
+        checks.at_least(self, 0, "unlabeled_weight")
+        checks.probability(self, "threshold", "threshold_cap", "rare_share")
+        is_whole = self.client_epochs == int(self.client_epochs)
+        checks.require(is_whole, "client_epochs", self.client_epochs, "give a whole number")
 
     def build_parts(self) -> None:
         """Build the record for the residual connection, and what a client receives of the

@@ -24,7 +24,6 @@ train while it is sent.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
@@ -33,30 +32,32 @@ from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm
 from lightning_fedssl.functional.averaging import State, Sums, WeightedSum
 from lightning_fedssl.functional.by_name import mapped, paired
 from lightning_fedssl.state import ClientUpdate
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 
+@hyperparameters
 class EASGD(SlotAlgorithm):
     """Elastic averaging SGD with supervised users; weights persist per cohort slot.
 
     Args:
         alpha: a, the moving rate; 0.9 / C if left out, as its authors recommend and FedRGD does not
             state.
-        kwargs: The arguments of :class:`SlotAlgorithm`, T among them, and those every algorithm
-            takes.
     """
 
     same_step_every_round = True
     labels_at = "clients"
 
-    def __init__(self, alpha: float | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    alpha: float | None = None
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
         checks.require(
-            alpha is None or 0 < alpha <= 1,
+            self.alpha is None or 0 < self.alpha <= 1,
             "alpha",
-            alpha,
+            self.alpha,
             "give a number above 0, at most 1, or null",
         )
-        self.alpha = alpha
 
     def broadcast(self, client: int) -> State:
         """The slot's own weights and batch-norm statistics; in the first round the centre's."""
@@ -95,21 +96,24 @@ class EASGD(SlotAlgorithm):
         return mapped(lambda d: self._rate() * d, distance.total)
 
 
+@hyperparameters
 class OverlapSGD(EASGD):
     """Overlap Local-SGD with supervised users.
 
     Args:
         alpha: a, the rate at which weights move towards the anchor z.
         beta: b, the anchor's momentum.
-        kwargs: As in :class:`EASGD`.
     """
 
     same_step_every_round = True
 
-    def __init__(self, alpha: float = 0.6, beta: float = 0.7, **kwargs: Any) -> None:
-        super().__init__(alpha=alpha, **kwargs)
-        checks.decays(beta=beta)
-        self.beta = beta
+    alpha: float = 0.6
+    beta: float = 0.7
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
+        checks.decays(self, "beta")
 
     def _step(self, distance: WeightedSum) -> State:
         """v, the step of the anchor. Moving the weights towards the anchor scales the mean distance

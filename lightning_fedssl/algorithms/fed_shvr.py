@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -65,12 +65,14 @@ from lightning_fedssl.functional.optimizers import plain_sgd, require_plain_sgd
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, sharpen
 from lightning_fedssl.local_work import LocalWork, local_steps, paired_work
 from lightning_fedssl.state import Batch, ClientUpdate
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 _STEPS = "num_steps"
 _PASS = 1000
 """Images per forward pass without gradients."""
 
 
+@hyperparameters
 class FedSHVR(PairedBatches):
     """Fed-SHVR with its ablations.
 
@@ -97,45 +99,37 @@ class FedSHVR(PairedBatches):
         averaging: ``normalized`` (Eq. 14), or the ``plain`` weighted mean of the clients' models.
         optimizer: The optimizer of a client's steps; Eq. 12 and 16 take plain SGD.
         client_epochs: E, local epochs of a client in a round.
-        kwargs: The arguments every algorithm takes.
     """
 
     same_step_every_round = True
     server_keeps = frozenset({"last_round"})
     clients_use_statistics = True
 
-    def __init__(
-        self,
-        alpha0: float = 1.0,
-        alpha1: float = 0.75,
-        alpha2: float = 0.1,
-        r2: Literal["from_uniform", "to_uniform"] = "from_uniform",
-        ramp_epochs: float = 50,
-        label_alpha0: Literal["final", "ramped"] = "final",
-        label_refresh: Literal["round", "step"] = "round",
-        control_variate: bool = True,
-        averaging: Literal["normalized", "plain"] = "normalized",
-        optimizer: OptimizerCallable = plain_sgd,
-        client_epochs: float = 2,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(alpha0, ramp_epochs, optimizer, client_epochs, **kwargs)
-        checks.at_least(0, alpha1=alpha1, alpha2=alpha2)
-        if control_variate:
+    alpha0: float = 1.0
+    alpha1: float = 0.75
+    alpha2: float = 0.1
+    r2: Literal["from_uniform", "to_uniform"] = "from_uniform"
+    ramp_epochs: float = 50
+    label_alpha0: Literal["final", "ramped"] = "final"
+    label_refresh: Literal["round", "step"] = "round"
+    control_variate: bool = True
+    averaging: Literal["normalized", "plain"] = "normalized"
+    optimizer: OptimizerCallable = plain_sgd
+    client_epochs: float = 2
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
+        checks.at_least(self, 0, "alpha1", "alpha2")
+        if self.control_variate:
             require_plain_sgd(
-                self.optimizer_factory,
+                self.optimizer,
                 "Eq. 15 of Fed-SHVR's paper divides a client's movement by the learning rate, "
                 "which is the mean gradient under plain SGD alone (or set model.control_variate: "
                 "false)",
                 weight_decay=True,
             )
-        self.alpha1 = alpha1
-        self.alpha2 = alpha2
-        self.r2 = kl_to_uniform if r2 == "to_uniform" else kl_from_uniform
-        self.label_alpha0 = label_alpha0
-        self.label_refresh = label_refresh
-        self.control_variate = control_variate
-        self.averaging = averaging
+        self.confidence_loss = kl_to_uniform if self.r2 == "to_uniform" else kl_from_uniform
         self._tau_bar: Tensor | None = None
 
     def control(self, client: int) -> State:
@@ -215,7 +209,7 @@ class FedSHVR(PairedBatches):
 
     def unlabeled_terms(self, logits: Tensor, batch: Batch) -> list[Tensor]:
         """``alpha_0 CE(u, v)`` and ``alpha_2 r_2(f(u))``, each a mean over the images."""
-        terms = [self.alpha2 * self.r2(logits).mean()]
+        terms = [self.alpha2 * self.confidence_loss(logits).mean()]
         if self.ramp.final:
             v = batch["v"] if self.label_refresh == "round" else self._labels_now(logits.detach())
             terms.insert(0, (batch["alpha0"] * soft_cross_entropy(logits, v)).mean())

@@ -16,7 +16,7 @@ A round:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from lightning.pytorch import LightningModule
 from torch import Tensor
@@ -30,16 +30,16 @@ from lightning_fedssl.functional.by_name import below, taken
 from lightning_fedssl.functional.losses import proximal_term
 from lightning_fedssl.interop import FitsLightningModule, SendsCounters, federation
 from lightning_fedssl.state import Batch
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 from lightning_fedssl.task import Need
 
 
+@hyperparameters
 class FedAvg(ServerPhases):
     """Federated averaging on labelled clients; FedProx with ``prox_mu`` above 0.
 
     Args:
         prox_mu: mu, the weight of the proximal term (FedProx Eq. 2); 0 is FedAvg.
-        kwargs: The arguments of
-            :class:`~lightning_fedssl.algorithms.common.server_phases.ServerPhases`.
 
     Example:
         >>> from functools import partial
@@ -51,13 +51,17 @@ class FedAvg(ServerPhases):
     """
 
     same_step_every_round = True
-    needs: Need = "loss"
-    labels_at: Place | None = "clients"
+    needs: ClassVar[Need] = "loss"
+    labels_at: ClassVar[Place | None] = "clients"
 
-    def __init__(self, prox_mu: float = 0.0, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        checks.require(prox_mu >= 0, "prox_mu", prox_mu, "give 0 (FedAvg) or more (FedProx)")
-        self.prox_mu = prox_mu
+    prox_mu: float = 0.0
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
+        checks.require(
+            self.prox_mu >= 0, "prox_mu", self.prox_mu, "give 0 (FedAvg) or more (FedProx)"
+        )
 
     @classmethod
     def from_lightning(
@@ -135,7 +139,7 @@ class LightningFedAvg(FitsLightningModule, FedAvg):
     """
 
     def __init__(self, network: Callable[[], LightningModule], **kwargs: Any) -> None:
-        super().__init__(network, **kwargs)
+        super().__init__(network=network, **kwargs)
         checks.require(
             self.prox_mu == 0 or self.network.automatic_optimization, "prox_mu", self.prox_mu,
             "it is added to a loss, which a module with manual optimization has not",

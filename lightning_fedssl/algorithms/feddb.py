@@ -47,11 +47,13 @@ from lightning_fedssl.functional.optimizers import half_momentum
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.state import Batch, ClientUpdate
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 _PASS = 250
 """Images per forward pass when a client labels its images."""
 
 
+@hyperparameters
 class FedDB(ServerPhases):
     """FedDB with its ablations.
 
@@ -65,7 +67,6 @@ class FedDB(ServerPhases):
         gradient_clip_norm: Largest gradient norm of a step.
         client_weighting: Without ``debias_weights``, a client's weight in the mean.
         keep_client_optimizer: A client's momentum persists until its next participation.
-        kwargs: The arguments every algorithm takes.
     """
 
     not_deployable = "needs the mean prediction of every client, which a node does not send"
@@ -74,30 +75,19 @@ class FedDB(ServerPhases):
     local_modules = frozenset({"prior"})
     clients_use_statistics = True
 
-    def __init__(
-        self,
-        threshold: float = 0.95,
-        debias_labels: bool = True,
-        debias_weights: bool = True,
-        client_epochs: float = 5,
-        aggregation_optimizer: OptimizerCallable | None = half_momentum,
-        gradient_clip_norm: float | None = 1.0,
-        client_weighting: Literal["samples", "uniform"] = "uniform",
-        keep_client_optimizer: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            client_epochs=client_epochs,
-            aggregation_optimizer=aggregation_optimizer,
-            gradient_clip_norm=gradient_clip_norm,
-            keep_client_optimizer=keep_client_optimizer,
-            client_weighting=client_weighting,
-            **kwargs,
-        )
-        checks.probability("threshold", threshold)
-        self.threshold = threshold
-        self.debias_labels = debias_labels
-        self.debias_weights = debias_weights
+    threshold: float = 0.95
+    debias_labels: bool = True
+    debias_weights: bool = True
+    client_epochs: float = 5
+    aggregation_optimizer: OptimizerCallable | None = half_momentum
+    gradient_clip_norm: float | None = 1.0
+    client_weighting: Literal["samples", "uniform"] = "uniform"
+    keep_client_optimizer: bool = True
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
+        checks.probability(self, "threshold")
 
     def build_parts(self) -> None:
         """Build the place of p_s at a client."""

@@ -61,7 +61,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -82,6 +82,7 @@ from lightning_fedssl.functional.pseudo_labels import agreement, pseudo_label
 from lightning_fedssl.local_work import LocalWork, epochs_of, labeled_work
 from lightning_fedssl.models.network import Network
 from lightning_fedssl.state import Batch, ClientUpdate
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
@@ -99,7 +100,12 @@ _NEEDS_SGD = (
 )
 
 
-class FedMatch(FederatedAlgorithm):
+class _TrainsDecomposed(FederatedAlgorithm):
+    network: Decomposed
+
+
+@hyperparameters
+class FedMatch(_TrainsDecomposed):
     """FedMatch with labels at the clients or at the server, as ``data.label_location`` says.
 
     Args:
@@ -127,72 +133,50 @@ class FedMatch(FederatedAlgorithm):
             ``data.client_batch_size``.
         server_epochs: Epochs of the server over its labelled images.
         client_weighting: A client's weight in the mean: its number of ``samples``, or ``uniform``.
-        kwargs: The arguments every algorithm takes.
     """
 
     no_personal = "sends clients the whole models of others"
     not_deployable = "sends clients the models of other clients"
     needs_unlabeled = True
+    sends_sigma = True
     no_static_batch_norm = "no statistics are measured for the models of FedMatch's helpers"
 
-    network: Decomposed
+    threshold: float = 0.75
+    labeled_weight: float = 10.0
+    consistency_weight: float = 0.01
+    agreement_weight: float = 0.01
+    l1_weight: float = 1e-4
+    l2_weight: float = 10.0
+    helpers: int = 2
+    helper_interval: int = 10
+    l1_threshold: float = 5e-6
+    delta_threshold: float = 5e-5
+    psi_scale: float = 0.2
+    variance_scaling: bool = True
+    lr_patience: int | None = 5
+    optimizer: OptimizerCallable = slow_plain_sgd
+    client_epochs: float = 1
+    server_epochs: float = 1
+    client_weighting: Literal["samples", "uniform"] = "uniform"
 
-    def __init__(
-        self,
-        threshold: float = 0.75,
-        labeled_weight: float = 10.0,
-        consistency_weight: float = 0.01,
-        agreement_weight: float = 0.01,
-        l1_weight: float = 1e-4,
-        l2_weight: float = 10.0,
-        helpers: int = 2,
-        helper_interval: int = 10,
-        l1_threshold: float = 5e-6,
-        delta_threshold: float = 5e-5,
-        psi_scale: float = 0.2,
-        variance_scaling: bool = True,
-        lr_patience: int | None = 5,
-        optimizer: OptimizerCallable = slow_plain_sgd,
-        client_epochs: float = 1,
-        server_epochs: float = 1,
-        client_weighting: Literal["samples", "uniform"] = "uniform",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            optimizer=optimizer,
-            client_epochs=client_epochs,
-            server_epochs=server_epochs,
-            client_weighting=client_weighting,
-            **kwargs,
-        )
-        checks.probability("threshold", threshold)
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
+        checks.probability(self, "threshold")
         checks.at_least(
+            self,
             0,
-            labeled_weight=labeled_weight,
-            consistency_weight=consistency_weight,
-            agreement_weight=agreement_weight,
-            l1_weight=l1_weight,
-            l2_weight=l2_weight,
-            helpers=helpers,
-            l1_threshold=l1_threshold,
-            delta_threshold=delta_threshold,
+            "labeled_weight",
+            "consistency_weight",
+            "agreement_weight",
+            "l1_weight",
+            "l2_weight",
+            "helpers",
+            "l1_threshold",
+            "delta_threshold",
         )
-        checks.at_least(1, helper_interval=helper_interval, lr_patience=lr_patience)
-        self.threshold = threshold
-        self.labeled_weight = labeled_weight
-        self.consistency_weight = consistency_weight
-        self.agreement_weight = agreement_weight
-        self.l1_weight = l1_weight
-        self.l2_weight = l2_weight
-        self.num_helpers = helpers
-        self.helper_interval = helper_interval
-        self.l1_threshold = l1_threshold
-        self.delta_threshold = delta_threshold
-        self.psi_scale = psi_scale
-        self.variance_scaling = variance_scaling
-        self.lr_patience = lr_patience
-        self.sends_sigma = True
-        self.helpers: dict[int, list[State]] = {}
+        checks.at_least(self, 1, "helper_interval", "lr_patience")
+        self.helper_models: dict[int, list[State]] = {}
         self._check_common_arguments()
 
     def _check_common_arguments(self) -> None:
@@ -203,7 +187,7 @@ class FedMatch(FederatedAlgorithm):
         remedy = "set model.variance_scaling false and model.psi_scale 0"
         checks.require(keeps, "init_from", self.init_from, remedy)
         if self.lr_patience is not None:
-            require_plain_sgd(self.optimizer_factory, _NEEDS_SGD, several_rates=True)
+            require_plain_sgd(self.optimizer, _NEEDS_SGD, several_rates=True)
 
     def configured_network(self) -> nn.Module:
         """The network before it was decomposed, with theta = sigma + psi."""
@@ -231,7 +215,7 @@ class FedMatch(FederatedAlgorithm):
         then train the clients.
         """
         due = self.current_round.index % self.helper_interval == 0
-        self.helpers = self.choose_helpers(self.current_round.cohort) if due else {}
+        self.helper_models = self.choose_helpers(self.current_round.cohort) if due else {}
         federation.train_server()
         self.announce(self.evaluated_model())
         if not self.sends_sigma and self.lr_patience is not None:
@@ -258,7 +242,7 @@ class FedMatch(FederatedAlgorithm):
                 others = [other for other in embeddings if other != client]
                 own = embeddings[client]
                 others.sort(key=lambda other: float((embeddings[other] - own).norm()))
-                nearest = others[: self.num_helpers]
+                nearest = others[: self.helpers]
                 chosen[client] = [self.clients.get(other, "psi") for other in nearest]
         return chosen
 
@@ -316,7 +300,7 @@ class FedMatch(FederatedAlgorithm):
 
         Helpers do not change while the client trains, so each is evaluated once.
         """
-        helpers = self.helpers.get(data.party)
+        helpers = self.helper_models.get(data.party)
         if not helpers or not len(data.unlabeled):
             return None
         self.eval()
@@ -388,7 +372,7 @@ class FedMatch(FederatedAlgorithm):
 
     def _embedded(self, updates: Iterable[ClientUpdate]) -> Iterator[ClientUpdate]:
         for update in updates:
-            if self.num_helpers:
+            if self.helpers:
                 self.clients.put(update.client, "psi", below(_PSI, update.parameters))
                 embedding = self.embed(update.model())
                 self.clients.put(update.client, "embedding", {"p": embedding})
@@ -463,7 +447,7 @@ class FedMatch(FederatedAlgorithm):
             known = seen and name in since
             count = int((since[name] > seen[_ROUND]).sum()) if known else t.numel()
             sizes |= sparse_sizes(name, count, t)
-        for number, psi in enumerate(self.helpers.get(client, ())):
+        for number, psi in enumerate(self.helper_models.get(client, ())):
             for name, t in psi.items():
                 count = int((t.abs() > self.l1_threshold).sum())
                 sizes |= sparse_sizes(f"helper {number} {name}", count, t)

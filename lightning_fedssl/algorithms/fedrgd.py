@@ -44,7 +44,7 @@ The mean w_avg can be accurate although every group mean predicts a single class
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -62,6 +62,7 @@ from lightning_fedssl.functional.losses import added
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_work import LocalWork, labeled_work, side_by_side, unlabeled_work
 from lightning_fedssl.state import Batch, ClientUpdate
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
 _GROUP_OF_USER = "group of each user of the last round"
 
 
+@hyperparameters
 class FedRGD(SlotAlgorithm):
     """FedRGD with its baselines: FedAvg is ``groups=1``.
 
@@ -94,52 +96,38 @@ class FedRGD(SlotAlgorithm):
             the paper.
         bn_buffers: Batch-norm statistics stay with the ``slot``, or are an ``average`` like the
             weights.
-        kwargs: The arguments of :class:`SlotAlgorithm`, T among them, and those every algorithm
-            takes.
     """
 
     same_step_every_round = True
     needs = "confidence"
     no_static_batch_norm = "no statistics are measured for the means of FedRGD's groups"
 
-    def __init__(
-        self,
-        groups: int | list[int] = 2,
-        regroup: Literal["each_round", "slots"] = "each_round",
-        objective: Literal["crl", "self_training", "supervised"] = "crl",
-        threshold: float = 0.95,
-        server_replicas: Literal["one", "per_group"] = "one",
-        server_votes: float = 1.0,
-        consistency_weight: float = 1.0,
-        server_only_rounds: int = 0,
-        bn_buffers: Literal["slot", "average"] = "slot",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        checks.probability("threshold", threshold)
-        checks.above_zero(server_votes=server_votes)
-        checks.at_least(
-            0, consistency_weight=consistency_weight, server_only_rounds=server_only_rounds
-        )
-        smallest = min([groups] if isinstance(groups, int) else groups, default=0)
+    groups: int | list[int] = 2
+    regroup: Literal["each_round", "slots"] = "each_round"
+    objective: Literal["crl", "self_training", "supervised"] = "crl"
+    threshold: float = 0.95
+    server_replicas: Literal["one", "per_group"] = "one"
+    server_votes: float = 1.0
+    consistency_weight: float = 1.0
+    server_only_rounds: int = 0
+    bn_buffers: Literal["slot", "average"] = "slot"
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
+        checks.probability(self, "threshold")
+        checks.above_zero(self, "server_votes")
+        checks.at_least(self, 0, "consistency_weight", "server_only_rounds")
+        smallest = min([self.groups] if isinstance(self.groups, int) else self.groups, default=0)
         checks.require(
             smallest >= 1,
             "groups",
-            groups,
+            self.groups,
             "give a number of groups from 1 on, or the groups' sizes",
         )
-        self.groups = groups
-        self.regroup = regroup
-        self.objective = objective
-        self.needs_unlabeled = objective != "supervised"
-        self.labels_at = None if self.needs_unlabeled else "clients"
-        self.threshold = threshold
-        self.server_replicas = server_replicas
-        self.server_votes = server_votes
-        self.consistency_weight = consistency_weight
-        self.server_only_rounds = server_only_rounds
-        self.bn_buffers = bn_buffers
-        self.num_groups = groups if isinstance(groups, int) else len(groups)
+        self.needs_unlabeled = self.objective != "supervised"
+        vars(self)["labels_at"] = None if self.needs_unlabeled else "clients"
+        self.num_groups = self.groups if isinstance(self.groups, int) else len(self.groups)
         self.group_of_slot: list[int] = []
         self.start_of_slot: list[int] = []
         self._servers: list[State] = []

@@ -33,7 +33,7 @@ clients switch to the teacher, and the decision uses the student, which every cl
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -50,6 +50,7 @@ from lightning_fedssl.functional.schedules import Cosine, Schedule
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.state import Batch
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 if TYPE_CHECKING:
     from lightning_fedssl.round import Federation
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 _TEACHER = "teacher."
 
 
+@hyperparameters
 class FedSwitch(FixMatch):
     """FedSwitch-style training with its ablations: ``beta: 0`` always takes the teacher, ``beta:
     .inf`` the student.
@@ -71,50 +73,37 @@ class FedSwitch(FixMatch):
         server_steps: E_s, steps of the server in a round.
         client_weighting: A client's weight in the mean: its number of ``samples``, or ``uniform``.
         schedule: The learning rate over the rounds; by default a cosine from 1 to a quarter.
-        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.fixmatch.FixMatch`.
+        label_mode: How a batch is labelled, as in FixMatch.
     """
 
     no_personal = "sends a teacher, which has all weights"
     needs = "one class"
     labels_at = "server"
     no_static_batch_norm = checks.HAS_TEACHER
-    teacher: Teacher
 
-    def __init__(
-        self,
-        beta: float = 0.1,
-        teacher_decay: float = 0.99,
-        client_teacher_decay: float | None = 0.99,
-        client_steps: int | None = 50,
-        server_steps: int | None = 50,
-        client_weighting: Literal["samples", "uniform"] = "uniform",
-        schedule: Schedule | None = None,
-        **kwargs: Any,
-    ) -> None:
-        kwargs.setdefault("label_mode", "eval")
-        super().__init__(
-            client_steps=client_steps,
-            server_steps=server_steps,
-            client_weighting=client_weighting,
-            schedule=schedule or Cosine(final=0.25),
-            **kwargs,
-        )
+    beta: float = 0.1
+    teacher_decay: float = 0.99
+    client_teacher_decay: float | None = 0.99
+    client_steps: int | None = 50
+    server_steps: int | None = 50
+    client_weighting: Literal["samples", "uniform"] = "uniform"
+    label_mode: Literal["train", "eval"] = "eval"
+
+    def default_schedule(self) -> Schedule:
+        """A cosine from 1 to a quarter."""
+        return Cosine(final=0.25)
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
         checks.require(
             self.server_phase == "after",
             "server_phase",
             self.server_phase,
             "the server trains first",
         )
-        checks.require(
-            beta >= 0,
-            "beta",
-            beta,
-            "give 0 (always the teacher) or more; .inf is always the student",
-        )
-        checks.decays(teacher_decay=teacher_decay, client_teacher_decay=client_teacher_decay)
-        self.beta = beta
-        self.teacher_decay = teacher_decay
-        self.client_teacher_decay = client_teacher_decay
+        checks.at_least(self, 0, "beta")
+        checks.decays(self, "teacher_decay", "client_teacher_decay")
 
     def build_parts(self) -> None:
         """Build a teacher that is initially a copy of the network."""

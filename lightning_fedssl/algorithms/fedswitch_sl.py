@@ -19,7 +19,6 @@ A round differs from :mod:`lightning_fedssl.algorithms.common.split_learning` in
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,11 +35,13 @@ from lightning_fedssl.functional.losses import consistency_losses
 from lightning_fedssl.functional.pseudo_labels import pseudo_label, skew_of
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import Batch
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 _DECISION_IMAGES = 256
 """Images whose features a client sends for the decision, drawn anew each round."""
 
 
+@hyperparameters
 class FedSwitchSL(SplitTraining):
     """Split federated learning with a FedSwitch-style choice of the model that labels.
 
@@ -50,22 +51,16 @@ class FedSwitchSL(SplitTraining):
         server_steps: K_s; null: adapted by ``GlobalUpdateFrequency``.
         client_teacher_decay: gamma_c, the decay of the local teacher adaptation; null: the
             teacher's bottom does not change.
-        kwargs: The arguments of
-            :class:`~lightning_fedssl.algorithms.common.split_learning.SplitTraining`.
     """
 
-    def __init__(
-        self,
-        beta: float = 0.1,
-        server_steps: int | None = 50,
-        client_teacher_decay: float | None = 0.99,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            server_steps=server_steps, client_teacher_decay=client_teacher_decay, **kwargs
-        )
-        checks.at_least(0, beta=beta)
-        self.beta = beta
+    beta: float = 0.1
+    server_steps: int | None = 50
+    client_teacher_decay: float | None = 0.99
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
+        checks.at_least(self, 0, "beta")
 
     def broadcast(self, client: int) -> State:
         """The student's bottom; the teacher's is downloaded later if the decision requires it."""

@@ -31,7 +31,7 @@ data: an upper bound of what the unlabelled images can contribute.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -46,9 +46,11 @@ from lightning_fedssl.functional.losses import added
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_work import LocalWork, labeled_work, side_by_side, unlabeled_work
 from lightning_fedssl.state import Batch
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 from lightning_fedssl.task import Need
 
 
+@hyperparameters
 class FixMatch(FedAvg):
     """FedAvg with FixMatch at the clients; FedProx with ``prox_mu`` above 0.
 
@@ -64,7 +66,6 @@ class FixMatch(FedAvg):
             unlabelled images (its labelled ones if it has no others). With 0 no client trains: the
             bound of the server's labels alone.
         server_epochs: Epochs of the server over its labelled images, where it has some.
-        kwargs: The arguments of FedAvg: ``prox_mu`` and those of the server's phases.
 
     Example:
         >>> from lightning_fedssl import CNN
@@ -74,38 +75,26 @@ class FixMatch(FedAvg):
     """
 
     same_step_every_round = True
-    needs: Need = "confidence"
-    labels_at: Place | None = None
+    needs: ClassVar[Need] = "confidence"
+    labels_at: ClassVar[Place | None] = None
     needs_unlabeled = True
     uses_class_shares = True
 
-    def __init__(
-        self,
-        threshold: float = 0.95,
-        labeled_weight: float = 1.0,
-        unlabeled_weight: float = 1.0,
-        unlabeled_ratio: int = 1,
-        label_mode: Literal["train", "eval"] = "train",
-        client_steps: int | None = None,
-        server_epochs: float = 1,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(server_epochs=server_epochs, **kwargs)
-        checks.probability("threshold", threshold)
-        checks.at_least(
-            0,
-            labeled_weight=labeled_weight,
-            unlabeled_weight=unlabeled_weight,
-            client_steps=client_steps,
-        )
-        checks.at_least(1, unlabeled_ratio=unlabeled_ratio)
-        self.threshold = threshold
-        self.labeled_weight = labeled_weight
-        self.unlabeled_weight = unlabeled_weight
-        self.unlabeled_ratio = unlabeled_ratio
-        self.label_mode = label_mode
-        self.clients_use_statistics = label_mode == "eval"
-        self.client_steps = client_steps
+    threshold: float = 0.95
+    labeled_weight: float = 1.0
+    unlabeled_weight: float = 1.0
+    unlabeled_ratio: int = 1
+    label_mode: Literal["train", "eval"] = "train"
+    client_steps: int | None = None
+    server_epochs: float = 1
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
+        checks.probability(self, "threshold")
+        checks.at_least(self, 0, "labeled_weight", "unlabeled_weight", "client_steps")
+        checks.at_least(self, 1, "unlabeled_ratio")
+        self.clients_use_statistics |= self.label_mode == "eval"
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Batches of both views of unlabelled images, and of labelled images in addition if the

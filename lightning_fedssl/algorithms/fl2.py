@@ -49,11 +49,13 @@ from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_flo
 from lightning_fedssl.functional.sharpness import asam_step
 from lightning_fedssl.local_work import LocalWork, labeled_work, unlabeled_work
 from lightning_fedssl.state import Batch, ClientUpdate
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 if TYPE_CHECKING:
     from lightning_fedssl.round import Federation
 
 
+@hyperparameters
 class FL2(GlobalLabels):
     """(FL)^2 with its ablations.
 
@@ -70,34 +72,25 @@ class FL2(GlobalLabels):
         status_weighting: A client's weight in the mean is ``1 - t_k``, by its learning status; if
             not, ``client_weighting``.
         pretrain_epochs: Epochs of the server over its labelled images before the first round.
-        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.semifl.GlobalLabels`: the
-            numbers of epochs E, the server's momentum and phase.
     """
 
     same_step_every_round = True
     needs = "classes"
     soft_labels = True
 
-    def __init__(
-        self,
-        threshold: float = 0.95,
-        adaptive_threshold: bool = True,
-        rho: float = 0.1,
-        eta: float = 0.01,
-        consistency_target: Literal["strong", "weak"] = "strong",
-        status_weighting: bool = True,
-        pretrain_epochs: float = 50,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(threshold=threshold, **kwargs)
-        checks.at_least(0, rho=rho, pretrain_epochs=pretrain_epochs)
-        checks.above_zero(eta=eta)
-        self.adaptive_threshold = adaptive_threshold
-        self.rho = rho
-        self.eta = eta
-        self.consistency_target = consistency_target
-        self.status_weighting = status_weighting
-        self.pretrain_epochs = pretrain_epochs
+    threshold: float = 0.95
+    adaptive_threshold: bool = True
+    rho: float = 0.1
+    eta: float = 0.01
+    consistency_target: Literal["strong", "weak"] = "strong"
+    status_weighting: bool = True
+    pretrain_epochs: float = 50
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
+        checks.at_least(self, 0, "rho", "pretrain_epochs")
+        checks.above_zero(self, "eta")
 
     @property
     def client_payload(self) -> State:

@@ -18,8 +18,6 @@ A round:
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -32,16 +30,16 @@ from lightning_fedssl.functional.ema import warm_decay
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.state import Batch
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 
+@hyperparameters
 class MeanTeacher(PairedBatches):
     """FedAvg with a Mean Teacher at clients that hold labelled and unlabelled images; alpha_0
     weighs the consistency.
 
     Args:
         decay: Largest decay of the teacher.
-        kwargs: The arguments of
-            :class:`~lightning_fedssl.algorithms.common.labeled_unlabeled.PairedBatches`.
 
     Example:
         >>> from lightning_fedssl import CNN
@@ -53,10 +51,12 @@ class MeanTeacher(PairedBatches):
     no_static_batch_norm = checks.HAS_TEACHER
     local_modules = frozenset({"teacher"})
 
-    def __init__(self, decay: float = 0.99, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        checks.decays(decay=decay)
-        self.decay = decay
+    decay: float = 0.99
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
+        checks.decays(self, "decay")
 
     def build_parts(self) -> None:
         """Build the teacher."""

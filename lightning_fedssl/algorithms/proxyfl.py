@@ -50,6 +50,7 @@ from lightning_fedssl.functional.losses import consistency_loss
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32, pseudo_label
 from lightning_fedssl.local_work import NO_WORK, LocalWork
 from lightning_fedssl.state import Batch, ClientUpdate
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 SMALLEST_SIMILARITY = 1e-6
 """Pairs of images below it are not negatives: they are far enough from each other."""
@@ -61,6 +62,7 @@ PRIOR_DECAY = 0.99
 """Of the moving average of the prior, over rounds."""
 
 
+@hyperparameters
 class ProxyFL(ReceivedModelLabels):
     """FixMatch with the received model's labels, tuned proxies, and a contrastive loss for the
     unconfident.
@@ -73,9 +75,6 @@ class ProxyFL(ReceivedModelLabels):
             leaves it out. Published: Q = 100, and 10 for CIFAR-100.
         proxy_lr: Learning rate of the tuning, eta_G.
         proxy_batch_size: Rows in a step of the tuning; the default is that of the authors' script.
-        kwargs: Those of
-            :class:`~lightning_fedssl.algorithms.common.received_model.ReceivedModelLabels`;
-            ``unlabeled_weight`` is alpha, ``threshold`` is tau.
     """
 
     uses_class_shares = False
@@ -84,26 +83,17 @@ class ProxyFL(ReceivedModelLabels):
 
     local_modules = frozenset({"received", "prior"})
 
-    def __init__(
-        self,
-        contrastive_weight: float = 1.0,
-        proxy_epochs: int = 100,
-        proxy_lr: float = 0.005,
-        proxy_batch_size: int = 4,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        checks.at_least(
-            0,
-            contrastive_weight=contrastive_weight,
-            proxy_epochs=proxy_epochs,
-        )
-        checks.at_least(1, proxy_batch_size=proxy_batch_size)
-        checks.above_zero(proxy_lr=proxy_lr)
-        self.contrastive_weight = contrastive_weight
-        self.proxy_epochs = proxy_epochs
-        self.proxy_lr = proxy_lr
-        self.proxy_batch_size = proxy_batch_size
+    contrastive_weight: float = 1.0
+    proxy_epochs: int = 100
+    proxy_lr: float = 0.005
+    proxy_batch_size: int = 4
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
+        checks.at_least(self, 0, "contrastive_weight", "proxy_epochs")
+        checks.at_least(self, 1, "proxy_batch_size")
+        checks.above_zero(self, "proxy_lr")
 
     def build_parts(self) -> None:
         """Build the projections of features and proxies, and a client's counts."""

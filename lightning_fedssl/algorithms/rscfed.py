@@ -46,8 +46,10 @@ from lightning_fedssl.functional.frozen import tensors_that_change
 from lightning_fedssl.local_work import NO_WORK, LocalWork, epochs_of, labeled_work
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.state import Batch, ClientUpdate, load_state
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 
+@hyperparameters
 class RSCFed(FederatedAlgorithm):
     """Random sampling consensus with distance-reweighted aggregation.
 
@@ -64,7 +66,6 @@ class RSCFed(FederatedAlgorithm):
         teacher_decay: Largest decay of a teacher.
         gradient_clip_norm: Largest gradient norm of a step.
         keep_client_optimizer: A client's momentum persists until its next participation.
-        kwargs: The arguments every algorithm takes.
     """
 
     not_deployable = "needs to know which clients have labels, which a node does not send"
@@ -73,46 +74,31 @@ class RSCFed(FederatedAlgorithm):
 
     local_modules = frozenset({"teacher"})
 
-    def __init__(
-        self,
-        sub_consensus: int = 3,
-        distance_scale: float = 1e4,
-        labeled_distance_scale: float = 100.0,
-        labeled_factor: float = 6.0,
-        unlabeled_weight: float = 0.014,
-        temperature: float = 0.5,
-        warmup_rounds: int = 0,
-        teacher_decay: float = 0.999,
-        gradient_clip_norm: float | None = 5.0,
-        keep_client_optimizer: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            gradient_clip_norm=gradient_clip_norm,
-            keep_client_optimizer=keep_client_optimizer,
-            **kwargs,
-        )
+    sub_consensus: int = 3
+    distance_scale: float = 1e4
+    labeled_distance_scale: float = 100.0
+    labeled_factor: float = 6.0
+    unlabeled_weight: float = 0.014
+    temperature: float = 0.5
+    warmup_rounds: int = 0
+    teacher_decay: float = 0.999
+    gradient_clip_norm: float | None = 5.0
+    keep_client_optimizer: bool = True
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
         checks.require(
             self.client_weighting == "samples",
             "client_weighting",
             self.client_weighting,
             "give samples",
         )
-        checks.at_least(1, sub_consensus=sub_consensus, labeled_factor=labeled_factor)
-        checks.at_least(
-            0, distance_scale=distance_scale, labeled_distance_scale=labeled_distance_scale
-        )
-        checks.at_least(0, unlabeled_weight=unlabeled_weight, warmup_rounds=warmup_rounds)
-        checks.above_zero(temperature=temperature)
-        checks.decays(teacher_decay=teacher_decay)
-        self.sub_consensus = sub_consensus
-        self.distance_scale = distance_scale
-        self.labeled_distance_scale = labeled_distance_scale
-        self.labeled_factor = labeled_factor
-        self.unlabeled_weight = unlabeled_weight
-        self.temperature = temperature
-        self.warmup_rounds = warmup_rounds
-        self.teacher_decay = teacher_decay
+        checks.at_least(self, 1, "sub_consensus", "labeled_factor")
+        scales = ("distance_scale", "labeled_distance_scale", "unlabeled_weight", "warmup_rounds")
+        checks.at_least(self, 0, *scales)
+        checks.above_zero(self, "temperature")
+        checks.decays(self, "teacher_decay")
 
     def build_parts(self) -> None:
         """Build the teacher, which counts its steps."""

@@ -27,7 +27,6 @@ probabilities.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,8 +36,10 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.received_model import ReceivedModelLabels
 from lightning_fedssl.functional.losses import kl_divergence
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32, pseudo_label
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 
+@hyperparameters
 class SAGE(ReceivedModelLabels):
     """FixMatch whose pseudo-labels are corrected by the received global model.
 
@@ -47,16 +48,17 @@ class SAGE(ReceivedModelLabels):
     Args:
         half_gap: The gap of the two confidences at which both classes count one half; ``kappa = ln
             2 / half_gap``.
-        kwargs: Those of
-            :class:`~lightning_fedssl.algorithms.common.received_model.ReceivedModelLabels`.
     """
 
     same_step_every_round = True
 
-    def __init__(self, half_gap: float = 0.05, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        checks.above_zero(half_gap=half_gap)
-        self.kappa = math.log(2) / half_gap
+    half_gap: float = 0.05
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
+        checks.above_zero(self, "half_gap")
+        self.kappa = math.log(2) / self.half_gap
 
     def label(self, logits: Tensor, x_weak: Tensor, shift: Tensor | float = 0.0) -> PseudoLabels:
         """Targets between the classes of the two models, for the images that one of them is

@@ -33,8 +33,10 @@ from lightning_fedssl.functional.by_name import mapped, paired, prefixed
 from lightning_fedssl.functional.optimizers import plain_sgd, require_plain_sgd
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import ClientUpdate
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 
+@hyperparameters
 class SCAFFOLD(FedAvg):
     """SCAFFOLD on labelled clients. It costs a model's size per client, and twice the traffic.
 
@@ -42,21 +44,19 @@ class SCAFFOLD(FedAvg):
         optimizer: The optimizer of a client's steps: SGD without momentum, with rate eta_l.
         client_weighting: A client's weight in the mean of the models: ``uniform``, as in the paper,
             or its number of ``samples``.
-        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.fedavg.FedAvg`.
     """
 
     same_step_every_round = True
     not_deployable = "sends its clients a control variate, which a node does not expect"
 
-    def __init__(
-        self,
-        optimizer: OptimizerCallable = plain_sgd,
-        client_weighting: Literal["samples", "uniform"] = "uniform",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(optimizer=optimizer, client_weighting=client_weighting, **kwargs)
+    optimizer: OptimizerCallable = plain_sgd
+    client_weighting: Literal["samples", "uniform"] = "uniform"
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
         require_plain_sgd(
-            self.optimizer_factory,
+            self.optimizer,
             "SCAFFOLD's c_i' is a client's mean gradient under plain SGD alone",
             weight_decay=True,
         )

@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
-from torch import Tensor, nn
+from torch import Tensor
 
-from lightning_fedssl.algorithm import require
+from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.server_phases import ServerPhases
 from lightning_fedssl.algorithms.common.site_shares import shifted
 from lightning_fedssl.data.local_data import LocalData
@@ -44,6 +44,7 @@ from lightning_fedssl.functional.optimizers import plain_sgd, require_plain_sgd
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import Batch, ClientUpdate
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
@@ -58,6 +59,7 @@ STEP = "self-training step"
 """Where ``server.extra`` has the last step."""
 
 
+@hyperparameters
 class SelfTraining(ServerPhases):
     """Self-training with one full-batch gradient of every client in a round.
 
@@ -75,8 +77,6 @@ class SelfTraining(ServerPhases):
             of one model.
         server_steps: Steps of the server in a round: one, on all labels.
         optimizer: SGD without momentum: the step of any other optimizer is not a gradient.
-        kwargs: The arguments of
-            :class:`~lightning_fedssl.algorithms.common.server_phases.ServerPhases`.
 
     Example:
         >>> from lightning_fedssl import MLP
@@ -88,38 +88,33 @@ class SelfTraining(ServerPhases):
     needs_unlabeled = True
     uses_class_shares = True
 
-    def __init__(
-        self,
-        momentum: float | None = None,
-        server_weight: float | None = None,
-        server_phase: Literal["after", "before", "parallel"] = "parallel",
-        server_steps: int | None = 1,
-        optimizer: OptimizerCallable = plain_sgd,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            server_phase=server_phase,
-            server_steps=server_steps,
-            server_weight=LABELS_ALONE if server_weight is None else server_weight,
-            optimizer=optimizer,
-            **kwargs,
-        )
+    momentum: float | None = None
+    server_weight: float | None = None  # type: ignore[assignment]
+    server_phase: Literal["after", "before", "parallel"] = "parallel"
+    server_steps: int | None = 1
+    optimizer: OptimizerCallable = plain_sgd
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        if self.server_weight is None:
+            self.server_weight = LABELS_ALONE
+        super().check_arguments()
         reason = "SelfTraining's mean of steps is the pooled gradient under plain SGD alone"
-        for key in ("optimizer", "server_optimizer"):
-            factory = getattr(self, f"{key}_factory")
-            require_plain_sgd(factory, reason, weight_decay=True, key=f"model.{key}")
-        fits = momentum is None or 0 <= momentum < 1
-        require(fits, "momentum", momentum, "give a number from 0 to below 1")
-        self.momentum = momentum or 0.0
-        self._left_out = (momentum is None, server_weight is None)
+        require_plain_sgd(self.optimizer, reason, weight_decay=True)
+        require_plain_sgd(
+            self.server_optimizer or self.optimizer,
+            reason,
+            weight_decay=True,
+            key="model.server_optimizer",
+        )
+        checks.decays(self, "momentum")
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Set what is left out, as the docstring says."""
         super().check_data(data)
-        momentum, server_weight = self._left_out
-        if momentum:
+        if self.hparams["momentum"] is None:
             self.momentum = 0.0 if data.class_shares is None else MOMENTUM
-        if server_weight:
+        if self.hparams["server_weight"] is None:
             self.server_weight = LABELS_ALONE + data.sureness_of_shares * (EXACT - LABELS_ALONE)
 
     @property
@@ -140,33 +135,20 @@ class SelfTraining(ServerPhases):
     def aggregate(self, sums: Sums) -> None:
         """Average both halves, and add ``momentum`` times the step before."""
         super().aggregate(sums)
-        if not self.momentum:
+        momentum = self.momentum
+        if not momentum:
             return
         step = paired(torch.sub, self.server.parameters, self._start)
         before = self.server.extra.get(STEP)
         if before:
-            step = paired(lambda new, old: new + self.momentum * old, step, before)
+            step = paired(lambda new, old: new + momentum * old, step, before)
         self.server.extra[STEP] = step
         self.server.update(paired(torch.add, self._start, step), {})
 
     def anew(self) -> SelfTraining:
         """The same method, before a run."""
-        made = type(self)(
-            network=nn.Identity,
-            schedule=self.schedule,
-            gradient_clip_norm=self.gradient_clip_norm,
-            init_from=self.init_from,
-            init_except=self.init_except,
-            init_head=self.init_head,
-            freeze=self.freeze_patterns,
-            server_phase=self.server_phase,
-            server_steps=self.server_steps,
-        )
-        # Not as arguments: the constructor copies those, and a parser's factories cannot be copied.
-        vars(made)["network_factory"] = self.network_factory
-        made.optimizer_factory = self.optimizer_factory
-        made.server_optimizer_factory = self.server_optimizer_factory
-        return made
+        phase, steps = self.server_phase, self.server_steps
+        return self.like(self, server_phase=phase, server_steps=steps)
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Label all samples of a client: ``y = argmax p``, with their confidence ``c = max p``; or

@@ -34,7 +34,7 @@ shares are drawn uniformly (``Iid``); the code gives each client an equal share 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -52,8 +52,10 @@ from lightning_fedssl.functional.losses import consistency_losses
 from lightning_fedssl.functional.pseudo_labels import pseudo_label
 from lightning_fedssl.models.memory_queue import MemoryQueue
 from lightning_fedssl.state import Batch
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 
+@hyperparameters
 class SemiSFL(SplitTraining):
     """Semi-SFL with its ablations.
 
@@ -72,39 +74,26 @@ class SemiSFL(SplitTraining):
         queue_empty: Whether empty places are ``masked``, or ``count`` as zero vectors, as in the
             authors' code.
         own_key: Whether an anchor's other view is among T's references; Eq. 3 leaves it out.
-        kwargs: The arguments of
-            :class:`~lightning_fedssl.algorithms.common.split_learning.SplitTraining`.
     """
 
-    def __init__(
-        self,
-        clustering: float = 1.0,
-        supervised_contrastive: float = 1.0,
-        temperature: float = 0.2,
-        projection_size: int = 128,
-        queue_size: int = 2048,
-        queue_every: int = 10,
-        queue_clear: Literal["never", "every_step"] = "never",
-        queue_confidence: Literal["true", "always"] = "true",
-        queue_empty: Literal["masked", "count"] = "masked",
-        own_key: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        checks.at_least(0, clustering=clustering, supervised_contrastive=supervised_contrastive)
-        checks.above_zero(temperature=temperature)
-        checks.at_least(1, projection_size=projection_size)
-        checks.at_least(1, queue_size=queue_size, queue_every=queue_every)
-        self.clustering = clustering
-        self.supervised_contrastive = supervised_contrastive
-        self.temperature = temperature
-        self.projection_size = projection_size
-        self.queue_size = queue_size
-        self.queue_every = queue_every
-        self.queue_clear = queue_clear
-        self.queue_confidence = queue_confidence
-        self.queue_empty = queue_empty
-        self.own_key = own_key
+    clustering: float = 1.0
+    supervised_contrastive: float = 1.0
+    temperature: float = 0.2
+    projection_size: int = 128
+    queue_size: int = 2048
+    queue_every: int = 10
+    queue_clear: Literal["never", "every_step"] = "never"
+    queue_confidence: Literal["true", "always"] = "true"
+    queue_empty: Literal["masked", "count"] = "masked"
+    own_key: bool = True
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
+        checks.at_least(self, 0, "clustering", "supervised_contrastive")
+        checks.above_zero(self, "temperature")
+        checks.at_least(self, 1, "projection_size")
+        checks.at_least(self, 1, "queue_size", "queue_every")
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Refuse a queue that is smaller than a batch."""

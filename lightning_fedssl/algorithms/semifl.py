@@ -26,7 +26,7 @@ phase after the aggregation (paper: before the clients, and once more at the end
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -42,11 +42,13 @@ from lightning_fedssl.functional.optimizers import half_momentum
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_work import LocalWork, MakeBatch, epochs_of
 from lightning_fedssl.state import Batch, ClientUpdate
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 _PASS = 250
 """Images per forward pass when a client labels its images."""
 
 
+@hyperparameters
 class GlobalLabels(ServerPhases):
     """Methods whose clients label their images once a round with the received model, and whose
     server has the labels.
@@ -63,8 +65,6 @@ class GlobalLabels(ServerPhases):
         client_weighting: A client's weight in the mean: its number of ``samples``, or ``uniform``.
         keep_client_optimizer: A client's momentum persists until its next participation.
         keep_server_optimizer: The server's momentum persists between rounds.
-        kwargs: The arguments of
-            :class:`~lightning_fedssl.algorithms.common.server_phases.ServerPhases`.
 
     Attributes:
         soft_labels: Whether labels are probabilities instead of classes.
@@ -75,32 +75,21 @@ class GlobalLabels(ServerPhases):
     uses_class_shares = True
     statistics_of = "server"
     clients_use_statistics = True
-    soft_labels: bool = False
+    soft_labels = False
 
-    def __init__(
-        self,
-        threshold: float = 0.95,
-        aggregation_optimizer: OptimizerCallable | None = half_momentum,
-        client_epochs: float = 5,
-        server_epochs: float = 5,
-        gradient_clip_norm: float | None = 1.0,
-        client_weighting: Literal["samples", "uniform"] = "uniform",
-        keep_client_optimizer: bool = True,
-        keep_server_optimizer: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            aggregation_optimizer=aggregation_optimizer,
-            client_epochs=client_epochs,
-            server_epochs=server_epochs,
-            gradient_clip_norm=gradient_clip_norm,
-            client_weighting=client_weighting,
-            keep_client_optimizer=keep_client_optimizer,
-            keep_server_optimizer=keep_server_optimizer,
-            **kwargs,
-        )
-        checks.probability("threshold", threshold)
-        self.threshold = threshold
+    threshold: float = 0.95
+    aggregation_optimizer: OptimizerCallable | None = half_momentum
+    client_epochs: float = 5
+    server_epochs: float = 5
+    gradient_clip_norm: float | None = 1.0
+    client_weighting: Literal["samples", "uniform"] = "uniform"
+    keep_client_optimizer: bool = True
+    keep_server_optimizer: bool = True
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
+        checks.probability(self, "threshold")
 
     @torch.no_grad()
     def label_images(self, data: LocalData) -> PseudoLabels:
@@ -142,6 +131,7 @@ class GlobalLabels(ServerPhases):
         return epochs_of(data, make_batch, order, count, epochs=epochs, pseudo_labels=pseudo)
 
 
+@hyperparameters
 class SemiFL(GlobalLabels):
     """SemiFL with its ablations.
 
@@ -155,8 +145,6 @@ class SemiFL(GlobalLabels):
         mix_order: ``views``: mix two augmented images. ``images``: augment the mixed image, as in
             Eq. 5.
         mix_resample: Redraw D_mix at each ``access``, or once per ``round``, as in Eq. 4.
-        kwargs: The arguments of :class:`GlobalLabels`: the threshold
-            tau, the numbers of epochs E, the server's momentum and phase.
 
     Example:
         >>> from lightning_fedssl import CNN
@@ -167,25 +155,18 @@ class SemiFL(GlobalLabels):
     same_step_every_round = True
     needs = "confidence"
 
-    def __init__(
-        self,
-        mixup_alpha: float = 0.75,
-        mix_weight: float = 1.0,
-        pseudo_label_source: Literal["global", "local"] = "global",
-        soft_labels: bool = False,
-        mix_order: Literal["views", "images"] = "views",
-        mix_resample: Literal["access", "round"] = "access",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        checks.above_zero(mixup_alpha=mixup_alpha)
-        checks.at_least(0, mix_weight=mix_weight)
-        self.mixup_alpha = mixup_alpha
-        self.mix_weight = mix_weight
-        self.pseudo_label_source = pseudo_label_source
-        self.soft_labels = soft_labels
-        self.mix_order = mix_order
-        self.mix_resample = mix_resample
+    mixup_alpha: float = 0.75
+    mix_weight: float = 1.0
+    pseudo_label_source: Literal["global", "local"] = "global"
+    soft_labels: bool = False
+    mix_order: Literal["views", "images"] = "views"
+    mix_resample: Literal["access", "round"] = "access"
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
+        checks.above_zero(self, "mixup_alpha")
+        checks.at_least(self, 0, "mix_weight")
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Refuse probabilities of pixels as labels, which views cannot move."""

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-from torch import nn
+from typing import TYPE_CHECKING, Literal
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.common import checks
@@ -20,12 +18,14 @@ from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.models import MLP
 from lightning_fedssl.models.head import trains_head_alone
 from lightning_fedssl.storage import checkpoint_file
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 from lightning_fedssl.storage.named_value import target_of
 
 if TYPE_CHECKING:
     from lightning_fedssl.round import Federation
 
 
+@hyperparameters
 class Supervised(FederatedAlgorithm):
     """Centralised training on the server's labelled images.
 
@@ -37,7 +37,6 @@ class Supervised(FederatedAlgorithm):
         keep_server_optimizer: The server's momentum persists between rounds.
         server_view: The view of the labelled images. ``strong`` is the augmentation that
             semi-supervised methods use on their unlabelled images.
-        kwargs: The arguments every algorithm takes; those of clients have no effect.
 
     Example:
         >>> from lightning_fedssl import CNN
@@ -52,20 +51,15 @@ class Supervised(FederatedAlgorithm):
     statistics_of = "server"
     trains_clients = False
 
-    def __init__(
-        self,
-        server_epochs: float = 1,
-        server_steps: int | None = None,
-        keep_server_optimizer: bool = True,
-        server_view: Literal["weak", "strong"] = "weak",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            server_epochs=server_epochs, keep_server_optimizer=keep_server_optimizer, **kwargs
-        )
-        checks.at_least(1, server_steps=server_steps)
-        self.server_steps = server_steps
-        self.server_view = server_view
+    server_epochs: float = 1
+    server_steps: int | None = None
+    keep_server_optimizer: bool = True
+    server_view: Literal["weak", "strong"] = "weak"
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
+        checks.at_least(self, 1, "server_steps")
 
     @classmethod
     def of(cls, method: FederatedAlgorithm, server_steps: int) -> Supervised:
@@ -76,22 +70,8 @@ class Supervised(FederatedAlgorithm):
             method: The method.
             server_steps: Steps in a round.
         """
-        bound = cls(
-            network=nn.Identity,
-            schedule=method.schedule,
-            gradient_clip_norm=method.gradient_clip_norm,
-            server_steps=server_steps,
-            server_view=getattr(method, "server_view", "weak"),
-            init_from=method.init_from,
-            init_except=method.init_except,
-            init_head=method.init_head,
-            freeze=method.freeze_patterns,
-        )
-        # Not as arguments: the constructor copies those, and a parser's factories cannot be copied.
-        vars(bound)["network_factory"] = method.network_factory
-        bound.optimizer_factory = bound.server_optimizer_factory = method.server_optimizer_factory
-        bound.hparams["network"] = method.hparams["network"]
-        return bound
+        view = getattr(method, "server_view", "weak")
+        return cls.like(method, server_steps=server_steps, server_view=view)
 
     @classmethod
     def linear(cls, method: FederatedAlgorithm) -> Supervised:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -28,6 +28,7 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.fixmatch import FixMatch
 from lightning_fedssl.functional.losses import masked_mean
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 Annealing = Literal["none", "log", "linear", "exp"]
 
@@ -39,6 +40,7 @@ _RELEASED: dict[str, Callable[[float], float]] = {
 }
 
 
+@hyperparameters
 class UDA(FixMatch):
     """FedAvg with UDA at the clients; FedProx with ``prox_mu`` above 0.
 
@@ -48,23 +50,19 @@ class UDA(FixMatch):
             sharpening.
         signal_annealing: How the threshold for labelled images grows: ``exp`` for few labels, as
             FedMatch has it; ``none`` trains on all of them from the start.
-        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.fixmatch.FixMatch`.
     """
 
     needs = "classes"
+    released = 1.0
 
-    def __init__(
-        self,
-        temperature: float = 0.4,
-        threshold: float = 0.8,
-        signal_annealing: Annealing = "exp",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(threshold=threshold, **kwargs)
-        checks.above_zero(temperature=temperature)
-        self.temperature = temperature
-        self.signal_annealing: Annealing = signal_annealing
-        self.released = 1.0
+    temperature: float = 0.4
+    threshold: float = 0.8
+    signal_annealing: Annealing = "exp"
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
+        checks.above_zero(self, "temperature")
 
     def on_round_start(self) -> None:
         """Set a, the share by which the threshold for labelled images has grown."""

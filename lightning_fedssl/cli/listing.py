@@ -10,7 +10,7 @@ from pathlib import Path
 from lightning_fedssl.cli.commands import LISTS
 
 FILE = Path(__file__).with_name("lists.json")
-"""What can be named, each with a line about it, by command. ``docs/build_stubs.py`` writes it."""
+"""What can be named, each with a line about it, by command. ``docs/build_lists.py`` writes it."""
 
 
 def rows_of(kind: str) -> dict[str, str]:

@@ -173,7 +173,7 @@ class Node:
             algorithm.init_from = None  # all weights come from the server
         setup.prepare_model(algorithm, datamodule, fabric, settings.channels_last)
         weights = [*trained_weights(algorithm).values()]
-        self.optimizer = build_optimizer(algorithm.optimizer_factory, weights, "model.optimizer")
+        self.optimizer = build_optimizer(algorithm.optimizer, weights, "model.optimizer")
 
     def answer(self, kind: str, records: RecordDict) -> RecordDict:
         """The answer to a message of the server.

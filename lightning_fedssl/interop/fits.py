@@ -27,7 +27,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithm import FederatedAlgorithm, require
+from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.datasets import shortened
 from lightning_fedssl.data.local_data import LocalData
@@ -42,6 +42,7 @@ from lightning_fedssl.models import NetworkFactory
 from lightning_fedssl.models.network import accept_single_values
 from lightning_fedssl.state import ClientUpdate, load_state
 from lightning_fedssl.storage.checkpoint_file import is_plain
+from lightning_fedssl.storage.hyperparameters import require
 
 _OF_THE_MODULE = {
     "network",

@@ -8,7 +8,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -143,9 +143,12 @@ class _AnyModule(Protocol):
 
 # This package's classes come first, so that the bare name MLP means ours and not torchvision's. The
 # protocols reject a configuration that sets num_classes or in_shape; the Callables accept it.
-NetworkFactory = _OurNetwork | Callable[[], Network] | _AnyModule | Callable[[], nn.Module]
-"""What a parameter ``network`` takes: a :class:`Network` by bare name, any ``torch.nn.Module`` or
-function by path."""
+if TYPE_CHECKING:
+    NetworkFactory = Callable[..., nn.Module]  # it may take any of the three named arguments
+    """What a parameter ``network`` takes: a :class:`Network` by bare name, any ``torch.nn.Module``
+    or function by path."""
+else:
+    NetworkFactory = _OurNetwork | Callable[[], Network] | _AnyModule | Callable[[], nn.Module]
 
 
 def build_network(

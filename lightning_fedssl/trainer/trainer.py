@@ -383,9 +383,9 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
             model.on_run_start(datamodule.local_data(sampling.SERVER, 0, self.dtype))
             model.server = ServerState.of(model, model.local_modules, model.personal)
         weights = [*trained_weights(model).values()]
-        factory = model.optimizer_factory
+        factory = model.optimizer
         run.client_optimizer = build_optimizer(factory, weights, "model.optimizer")
-        factory = model.server_optimizer_factory
+        factory = model.server_optimizer or model.optimizer
         run.server_optimizer = build_optimizer(factory, weights, "model.server_optimizer")
         if stage == "fit":
             run.folder.begin_run()

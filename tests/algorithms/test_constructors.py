@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from docs import build_stubs
+from lightning_fedssl import CNN, FixMatch
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """\
@@ -29,8 +30,12 @@ FOUND = [
 ]
 
 
-def test_the_stub_has_the_arguments_of_every_method() -> None:
-    assert build_stubs.FILE.read_text(encoding="utf-8") == build_stubs.text(), "python docs/build_stubs.py"
+def test_defaults_that_would_have_no_effect_are_refused() -> None:
+    undecorated = type("Mine", (FixMatch,), {"threshold": 0.5})
+    untyped = hyperparameters(type("Mine", (FixMatch,), {"threshold": 0.5}))
+    for method in (undecorated, untyped, type("Mine", (untyped,), {})):
+        with pytest.raises(TypeError, match=r"Mine\.threshold does not change the default of threshold"):
+            method(network=CNN)
 
 
 def test_mypy_refuses_wrong_arguments(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_unsupervised_loss_is_the_sum_of_its_terms() -> None:
     algorithm, data = ready(
         toy_fedmatch(consistency_weight=0.5, agreement_weight=0.25, l1_weight=0.03), mixed_clients()
     )
-    algorithm.helpers = {0: [{n: 1.5 * p.detach() for n, p in algorithm.named_parameters() if "psi" in n}]}
+    algorithm.helper_models = {0: [{n: 1.5 * p.detach() for n, p in algorithm.named_parameters() if "psi" in n}]}
     batch = algorithm.on_client_start(data.local_data(0, 1)).batch(1)
     p = algorithm(batch["u"]).softmax(dim=1)
     algorithm.threshold = float(p.detach().max(dim=1).values.sort().values[1:3].mean())
@@ -272,7 +272,7 @@ class Deliveries(FederatedCallback):
         self.known: dict[int, list[int]] = {}
 
     def on_client_phase_start(self, trainer: Any, algorithm: Any) -> None:
-        self.seen[trainer.round_index] = {k: len(h) for k, h in algorithm.helpers.items()}
+        self.seen[trainer.round_index] = {k: len(h) for k, h in algorithm.helper_models.items()}
         self.known[trainer.round_index] = algorithm.clients.having("embedding")
 
 

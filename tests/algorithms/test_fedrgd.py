@@ -146,7 +146,7 @@ def test_in_rounds_of_the_server_alone_users_do_not_train_and_the_average_is_the
 
 def test_with_weight_0_users_return_what_they_received_but_for_weight_decay(tmp_path: Path) -> None:
     algorithm, sent = toy_rgd(consistency_weight=0.0, keep_client_optimizer=False), Sent()
-    algorithm.optimizer_factory = partial(torch.optim.SGD, lr=0.1)
+    algorithm.optimizer = partial(torch.optim.SGD, lr=0.1)
     back: list[dict[str, Tensor]] = []
 
     class Returned(FederatedCallback):

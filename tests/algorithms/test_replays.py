@@ -341,9 +341,9 @@ class ComparedParts(FederatedCallback):
         theirs = self.record["rounds"][str(trainer.round_index)]
         self.close(algorithm.server.parameters, "sigma", theirs["trained"])
         helpers = {k: client["helpers"] for k, client in theirs["clients"].items() if "helpers" in client}
-        assert {str(k) for k in algorithm.helpers} == helpers.keys()
+        assert {str(k) for k in algorithm.helper_models} == helpers.keys()
         for client, chosen in helpers.items():
-            ours = [self.owner(algorithm, psi) for psi in algorithm.helpers[int(client)]]
+            ours = [self.owner(algorithm, psi) for psi in algorithm.helper_models[int(client)]]
             assert ours == chosen
 
     def owner(self, algorithm: Any, psi: State) -> int:

@@ -61,7 +61,7 @@ def jointly(algorithm: SplitTraining, data: ToyData, cohort: list[int], at_once:
     """Stage 2 of round 1 alone; the updates of the clients, and the events that were reported."""
     hearer, fabric = Hearer(), Fabric(accelerator="cpu", devices=1)
     trainable = [p for p in algorithm.parameters() if p.requires_grad]
-    of_clients, of_server = (algorithm.optimizer_factory(trainable) for _ in range(2))
+    of_clients, of_server = (algorithm.optimizer(trainable) for _ in range(2))
     phase = split_learning.JointPhase(
         algorithm=algorithm, optimizer=of_clients, fabric=fabric, observer=hearer, server_optimizer=of_server,
         server_data=data.local_data(sampling.SERVER, 1, torch.float64), cohort=cohort,

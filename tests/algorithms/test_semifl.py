@@ -62,21 +62,7 @@ def test_without_a_confident_image_a_round_is_fine_tuning_alone(view: Any, tmp_p
     """Clients do not train, the server momentum stays as it is, and fine-tuning still runs, in the view asked for."""
     silent = toy_semifl(threshold=1.0, server_view=view)
     toy_trainer(tmp_path, max_rounds=2).fit(silent, ToyData())
-    alone = Supervised(
-        **{
-            key: getattr(silent, attribute)
-            for key, attribute in (
-                ("network", "network_factory"),
-                ("optimizer", "optimizer_factory"),
-                ("schedule", "schedule"),
-                ("server_epochs", "server_epochs"),
-                ("server_view", "server_view"),
-                ("gradient_clip_norm", "gradient_clip_norm"),
-                ("num_classes", "num_classes"),
-                ("in_shape", "in_shape"),
-            )
-        }
-    )
+    alone = Supervised.like(silent, server_epochs=silent.server_epochs, server_view=view)
     toy_trainer(tmp_path, max_rounds=2).fit(alone, ToyData())
     assert_same(weights(silent), weights(alone))
     assert momentum_of(silent) == {}

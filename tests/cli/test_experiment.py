@@ -40,7 +40,7 @@ def test_keys_of_a_mapping_are_applied_in_their_order(folder: Path) -> None:
     assert (type(model).__name__, model.hparams["server_epochs"]) == ("Supervised", 3)
     assert (type(data.partition).__name__, vars(data.partition)["alpha"]) == ("Dirichlet", 0.25)
     model = Experiment.from_config("run.yaml", {"model.optimizer": "Adam", "model.optimizer.lr": 0.5}).model
-    optimizer = model.optimizer_factory(iter(torch.nn.Linear(1, 1).parameters()))
+    optimizer = model.optimizer(iter(torch.nn.Linear(1, 1).parameters()))
     assert (type(optimizer).__name__, optimizer.param_groups[0]["lr"]) == ("Adam", 0.5)
 
 
@@ -58,7 +58,7 @@ def test_a_mapping_may_hold_paths_classes_and_numbers_of_numpy(folder: Path) -> 
     [
         (["nowhere.yaml"], "nowhere.yaml: there is no such file; lightning-fedssl configs"),
         (["run.yaml", {"trainer.max_round": 3}], "did you mean trainer.max_rounds?"),
-        ([Path("run.yaml"), {"model.threshold": 3}], "model.threshold is 3.0: give a probability between 0 and 1"),
+        ([Path("run.yaml"), {"model.threshold": 3}], "model.threshold is 3.0: give a number from 0 to 1"),
         (["run.yaml", {"model.network": MLP()}], "a configuration cannot hold an object of type MLP"),
     ],
 )

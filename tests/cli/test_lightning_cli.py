@@ -83,7 +83,7 @@ def test_an_optimizer_that_is_not_named_is_the_method_s_own(
     )
     write("printed.yaml", yaml.safe_load(printed(capsys, "--config", "none.yaml")))
     for file in ("none.yaml", "printed.yaml"):
-        factory = Experiment.from_config(file).model.optimizer_factory
+        factory = Experiment.from_config(file).model.optimizer
         (group,) = factory(iter(torch.nn.Linear(1, 1).parameters())).param_groups
         assert {key: group[key] for key in group if key != "params"} == {k: own[k] for k in own if k != "params"}
 
@@ -127,7 +127,7 @@ def test_classes_are_named_by_their_bare_names(folder: Path) -> None:
     assert [type(logger) for logger in trainer.loggers] == [CSVLogger]
     assert isinstance(cli.model, FedAvg)
     assert type(cli.model.schedule).__name__ == "Cosine"
-    assert isinstance(cli.model.optimizer_factory(iter(torch.nn.Linear(1, 1).parameters())), torch.optim.Adam)
+    assert isinstance(cli.model.optimizer(iter(torch.nn.Linear(1, 1).parameters())), torch.optim.Adam)
     assert isinstance(cli.datamodule.partition, Dirichlet)
     assert cli.datamodule.partition.alpha == 0.1
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from docs import build_stubs
+from docs import build_lists
 from lightning_fedssl import algorithms
 from lightning_fedssl.cli import listing
 from lightning_fedssl.data.datasets import SPECS
@@ -19,7 +19,7 @@ NAMES = {
 
 
 def test_the_lists_are_those_of_the_package_and_need_no_torch() -> None:
-    assert listing.FILE.read_text(encoding="utf-8") == build_stubs.lists(), "python docs/build_stubs.py"
+    assert listing.FILE.read_text(encoding="utf-8") == build_lists.lists(), "python docs/build_lists.py"
     program = f"import sys; from lightning_fedssl.cli import main; [*map(main, {[[kind] for kind in NAMES]})]"
     program += "; sys.exit('torch' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout

@@ -117,7 +117,7 @@ class Federation:
         algorithm.current_round = toy_round()
         self.fabric = Fabric(accelerator="cpu", precision="64-true" if dtype == torch.float64 else "32-true")
         parameters = [p for p in algorithm.parameters() if p.requires_grad]
-        self.optimizer = build_optimizer(algorithm.optimizer_factory, parameters, "model.optimizer")
+        self.optimizer = build_optimizer(algorithm.optimizer, parameters, "model.optimizer")
 
     def phase(self, observer: Result, max_steps: int | None = None) -> ClientPhase:
         return ClientPhase(self.algorithm, self.optimizer, self.fabric, observer, max_steps)

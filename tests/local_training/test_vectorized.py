@@ -313,7 +313,7 @@ def test_on_a_cuda_device_clients_are_stacked_and_agree() -> None:
         federation.fabric = Fabric(accelerator="cuda", devices=1, precision="64-true")
         federation.algorithm.cuda()
         federation.algorithm.server = ServerState.of(federation.algorithm)
-        federation.optimizer = federation.algorithm.optimizer_factory(federation.algorithm.parameters())
+        federation.optimizer = federation.algorithm.optimizer(federation.algorithm.parameters())
     training = LocalTraining("auto")
     together = federations[0].train(clients, training=training)
     assert not training.refusal

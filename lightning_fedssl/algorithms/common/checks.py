@@ -3,52 +3,60 @@
 from __future__ import annotations
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.algorithm import require as require
 from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.storage.hyperparameters import require as require
 
 HAS_TEACHER = "a teacher follows statistics that training tracks"
 """Why a method with a teacher cannot have static batch norm."""
 
 
-def probability(key: str, value: float) -> None:
-    """Refuse a threshold of confidence that is not a probability.
+def probability(method: FederatedAlgorithm, *names: str) -> None:
+    """Refuse thresholds of confidence, or other shares, that are not from 0 to 1.
 
     Args:
-        key: The argument's name.
-        value: Its value.
+        method: The method.
+        names: Its arguments.
     """
-    require(0 <= value <= 1, key, value, "give a probability between 0 and 1, such as 0.95")
+    for name in names:
+        value = getattr(method, name)
+        require(0 <= value <= 1, name, value, "give a number from 0 to 1")
 
 
-def above_zero(**arguments: float) -> None:
+def above_zero(method: FederatedAlgorithm, *names: str) -> None:
     """Refuse arguments that are 0 or negative.
 
     Args:
-        arguments: The arguments by name.
+        method: The method.
+        names: Its arguments.
     """
-    for key, value in arguments.items():
-        require(value > 0, key, value, "give a number above 0")
+    for name in names:
+        value = getattr(method, name)
+        require(value > 0, name, value, "give a number above 0")
 
 
-def at_least(least: float, **arguments: float | None) -> None:
+def at_least(method: FederatedAlgorithm, least: float, *names: str) -> None:
     """Refuse arguments that are too small; None is allowed.
 
     Args:
+        method: The method.
         least: The smallest possible value.
-        arguments: The arguments by name.
+        names: Its arguments.
     """
-    for key, value in arguments.items():
-        require(value is None or value >= least, key, value, f"give {least} or more")
+    for name in names:
+        value = getattr(method, name)
+        require(value is None or value >= least, name, value, f"give {least} or more")
 
 
-def decays(**arguments: float | None) -> None:
+def decays(method: FederatedAlgorithm, *names: str) -> None:
     """Refuse decays of moving averages that are not from 0 to below 1; None is allowed.
 
     Args:
-        arguments: The arguments by name.
+        method: The method.
+        names: Its arguments.
     """
-    for key, value in arguments.items():
-        require(value is None or 0 <= value < 1, key, value, "give a number from 0 to below 1")
+    for name in names:
+        value = getattr(method, name)
+        require(value is None or 0 <= value < 1, name, value, "give a number from 0 to below 1")
 
 
 def fully_labeled_clients(data: FederatedDataModule, method: str) -> None:

@@ -10,7 +10,7 @@ steps, at the same time.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -24,12 +24,14 @@ from lightning_fedssl.functional.optimizer_states import load_optimizer_state, o
 from lightning_fedssl.functional.schedules import FractionalCosine, Schedule
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.state import ClientUpdate
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
     from lightning_fedssl.round import Federation
 
 
+@hyperparameters
 class SlotAlgorithm(FederatedAlgorithm):
     """The base class of methods with cohort slots: federated averaging with supervised users, by
     default.
@@ -40,7 +42,6 @@ class SlotAlgorithm(FederatedAlgorithm):
         keep_client_optimizer: The momentum of a slot persists between rounds.
         keep_server_optimizer: The momentum of the server persists between rounds.
         schedule: The learning rate; a 7/16 cosine over the run if left out.
-        kwargs: The arguments every algorithm takes, but ``client_epochs`` and ``server_epochs``.
 
     Attributes:
         server_phase: The server trains while its users do.
@@ -51,27 +52,24 @@ class SlotAlgorithm(FederatedAlgorithm):
     )
 
     server_phase = "parallel"
+    server_takes_part = True
+    replica = 0
 
-    def __init__(
-        self,
-        local_steps: int = 16,
-        keep_client_optimizer: bool = True,
-        keep_server_optimizer: bool = True,
-        schedule: Schedule | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            keep_client_optimizer=keep_client_optimizer,
-            keep_server_optimizer=keep_server_optimizer,
-            schedule=schedule or FractionalCosine(),
-            **kwargs,
-        )
-        checks.at_least(1, local_steps=local_steps)
+    local_steps: int = 16
+    keep_client_optimizer: bool = True
+    keep_server_optimizer: bool = True
+
+    def default_schedule(self) -> Schedule:
+        """A cosine to 0."""
+        return FractionalCosine()
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
+        checks.at_least(self, 1, "local_steps")
         checks.no_epochs(self, "set model.local_steps")
-        self.local_steps = self.steps_per_round = local_steps
-        self.server_takes_part = True
+        self.steps_per_round = self.local_steps
         self.slot_of: dict[int, int] = {}
-        self.replica = 0
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Note whether the server has labelled images to train on."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -17,6 +16,7 @@ from lightning_fedssl.functional.losses import added
 from lightning_fedssl.functional.optimizers import plain_sgd
 from lightning_fedssl.local_work import LocalWork, local_steps, paired_work
 from lightning_fedssl.state import Batch
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Ramp:
         return self.final * (done / self.epochs).clamp(max=1.0)
 
 
+@hyperparameters
 class PairedBatches(FederatedAlgorithm, ABC):
     """Methods whose clients add a loss on unlabelled images to the cross-entropy of labelled ones.
 
@@ -58,22 +59,20 @@ class PairedBatches(FederatedAlgorithm, ABC):
             start.
         optimizer: The optimizer of a client's steps.
         client_epochs: E.
-        kwargs: The arguments every algorithm takes.
     """
 
     labels_at = "clients"
 
-    def __init__(
-        self,
-        alpha0: float = 1.0,
-        ramp_epochs: float = 50,
-        optimizer: OptimizerCallable = plain_sgd,
-        client_epochs: float = 2,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(optimizer=optimizer, client_epochs=client_epochs, **kwargs)
-        checks.at_least(0, alpha0=alpha0, ramp_epochs=ramp_epochs)
-        self.ramp = Ramp(alpha0, ramp_epochs)
+    alpha0: float = 1.0
+    ramp_epochs: float = 50
+    optimizer: OptimizerCallable = plain_sgd
+    client_epochs: float = 2
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
+        checks.at_least(self, 0, "alpha0", "ramp_epochs")
+        self.ramp = Ramp(self.alpha0, self.ramp_epochs)
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Draw tau_k batches of labelled and unlabelled images."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -13,8 +12,10 @@ from lightning_fedssl.algorithms.fixmatch import FixMatch
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_work import LocalWork, labeled_work, side_by_side, unlabeled_work
 from lightning_fedssl.models.teacher import Teacher
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 
+@hyperparameters
 class ReceivedModelLabels(FixMatch):
     """The local training that SAGE and ProxyFL share.
 
@@ -26,16 +27,15 @@ class ReceivedModelLabels(FixMatch):
         unlabeled_ratio: mu: a step has ``mu * data.client_batch_size`` images without labels.
         client_epochs: E, each of as many steps as a client has batches of
             ``data.client_batch_size`` images.
-        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.fixmatch.FixMatch`.
     """
 
     needs = "one class"
     labels_at = "clients"
+    clients_use_statistics = True
     local_modules = frozenset({"received"})
 
-    def __init__(self, unlabeled_ratio: int = 2, client_epochs: float = 5, **kwargs: Any) -> None:
-        super().__init__(unlabeled_ratio=unlabeled_ratio, client_epochs=client_epochs, **kwargs)
-        self.clients_use_statistics = True
+    unlabeled_ratio: int = 2
+    client_epochs: float = 5
 
     def build_parts(self) -> None:
         """Build a copy of the network for the received global model."""

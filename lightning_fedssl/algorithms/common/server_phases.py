@@ -4,13 +4,13 @@ take a step of any optimizer towards the mean.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from lightning_fedssl.algorithm import FederatedAlgorithm, require, require_unmade
+from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, Sums
@@ -18,6 +18,7 @@ from lightning_fedssl.functional.by_name import mapped, paired, taken
 from lightning_fedssl.functional.optimizer_states import load_optimizer_state, optimizer_state
 from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.local_work import LocalWork, labeled_work
+from lightning_fedssl.storage.hyperparameters import hyperparameters, require, require_unmade
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
@@ -29,6 +30,7 @@ AGGREGATION_STATE = "optimizer.aggregation"
 _KEY = "model.aggregation_optimizer"
 
 
+@hyperparameters
 class ServerPhases(FederatedAlgorithm):
     """Federated averaging with a choice of the server's phase, and of the optimizer of its step
     towards the mean.
@@ -49,30 +51,22 @@ class ServerPhases(FederatedAlgorithm):
             (``update_parallel``).
         server_view: The view of the labelled images that the server trains on.
         server_steps: Steps of the server in its phase; if left out, ``server_epochs``.
-        kwargs: The arguments every algorithm takes.
     """
 
-    def __init__(
-        self,
-        server_phase: Literal["after", "before", "parallel"] = "after",
-        server_weight: float = 0.5,
-        aggregation_optimizer: OptimizerCallable | None = None,
-        server_view: Literal["weak", "strong"] = "weak",
-        server_steps: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        checks.at_least(1, server_steps=server_steps)
-        valid_weight = 0 <= server_weight <= 1
-        require(valid_weight, "server_weight", server_weight, "give a share between 0 and 1")
-        self.server_phase = server_phase
-        self.server_weight = server_weight
-        self.aggregation_optimizer = aggregation_optimizer
-        require_unmade("aggregation_optimizer", aggregation_optimizer)
-        if aggregation_optimizer is not None:
-            build_optimizer(aggregation_optimizer, [nn.Parameter(torch.zeros(1, 1))], _KEY)
-        self.server_view = server_view
-        self.server_steps = server_steps
+    server_phase: Literal["after", "before", "parallel"] = "after"
+    server_weight: float = 0.5
+    aggregation_optimizer: OptimizerCallable | None = None
+    server_view: Literal["weak", "strong"] = "weak"
+    server_steps: int | None = None
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
+        checks.at_least(self, 1, "server_steps")
+        checks.probability(self, "server_weight")
+        require_unmade("aggregation_optimizer", self.aggregation_optimizer)
+        if self.aggregation_optimizer is not None:
+            build_optimizer(self.aggregation_optimizer, [nn.Parameter(torch.zeros(1, 1))], _KEY)
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Refuse a parallel phase of a server that does not train: the mean would be averaged with

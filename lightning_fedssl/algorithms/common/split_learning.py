@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -38,6 +38,7 @@ from lightning_fedssl.local_work import LocalWork, endless_rows, epochs_of, one_
 from lightning_fedssl.models.split import SplitNetwork, split
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.state import Batch, ClientUpdate
+from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 if TYPE_CHECKING:
     from lightning_fedssl.round import Federation
@@ -47,7 +48,12 @@ _TEACHER = "teacher."
 START_ADAPTIVE = 80
 
 
-class SplitTraining(JointAlgorithm):
+class _TrainsSplitNetwork(JointAlgorithm):
+    network: SplitNetwork
+
+
+@hyperparameters
+class SplitTraining(_TrainsSplitNetwork):
     """The base class of the methods: the shared pipeline, with cross-entropy on labelled images at
     the server.
 
@@ -68,49 +74,37 @@ class SplitTraining(JointAlgorithm):
         optimizer: The optimizer of server and clients; its state is reset at every stage.
         schedule: The learning rate over the rounds; by default a cosine from 1 to a quarter.
         client_weighting: A client's weight in the mean of the bottoms.
-        kwargs: The arguments every algorithm takes, but ``client_epochs`` and ``server_epochs``.
     """
 
     labels_at = "server"
     needs_unlabeled = True
     no_static_batch_norm = checks.HAS_TEACHER
-    teacher: Teacher
 
-    def __init__(
-        self,
-        split: int | str = 2,
-        server_steps: int | None = None,
-        client_steps: int = 50,
-        threshold: float = 0.95,
-        teacher_decay: float = 0.99,
-        client_teacher_decay: float | None = None,
-        server_views: Literal["weak", "strong"] = "weak",
-        pretrain_rounds: int = 0,
-        optimizer: OptimizerCallable = nesterov_sgd,
-        schedule: Schedule | None = None,
-        client_weighting: Literal["samples", "uniform"] = "uniform",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            optimizer=optimizer,
-            schedule=schedule or Cosine(final=0.25),
-            client_weighting=client_weighting,
-            **kwargs,
-        )
+    split: int | str = 2
+    server_steps: int | None = None
+    client_steps: int = 50
+    threshold: float = 0.95
+    teacher_decay: float = 0.99
+    client_teacher_decay: float | None = None
+    server_views: Literal["weak", "strong"] = "weak"
+    pretrain_rounds: int = 0
+    optimizer: OptimizerCallable = nesterov_sgd
+    client_weighting: Literal["samples", "uniform"] = "uniform"
+
+    def default_schedule(self) -> Schedule:
+        """A cosine from 1 to a quarter."""
+        return Cosine(final=0.25)
+
+    def check_arguments(self) -> None:
+        """Check the arguments, and set what follows from them."""
+        super().check_arguments()
         checks.no_epochs(self, "set model.server_steps (K_s) and model.client_steps (K_u)")
-        checks.at_least(1, server_steps=server_steps)
-        checks.at_least(0, client_steps=client_steps, pretrain_rounds=pretrain_rounds)
-        checks.probability("threshold", threshold)
-        checks.decays(client_teacher_decay=client_teacher_decay)
-        self.split = split
-        self.adapts_server_steps = server_steps is None
-        self.server_steps = START_ADAPTIVE if server_steps is None else server_steps
-        self.client_steps = client_steps
-        self.threshold = threshold
-        self.teacher_decay = teacher_decay
-        self.client_teacher_decay = client_teacher_decay
-        self.server_views = server_views
-        self.pretrain_rounds = pretrain_rounds
+        checks.at_least(self, 1, "server_steps")
+        checks.at_least(self, 0, "client_steps", "pretrain_rounds")
+        checks.probability(self, "threshold")
+        checks.decays(self, "client_teacher_decay")
+        self.adapts_server_steps = self.server_steps is None
+        self.server_steps = START_ADAPTIVE if self.server_steps is None else self.server_steps
 
     def configure_callbacks(self) -> list[Callback]:
         """Update the teacher, and adapt K_s if it is not given."""
@@ -123,7 +117,7 @@ class SplitTraining(JointAlgorithm):
 
     def build_parts(self) -> None:
         """Split the network, and copy it for the teacher."""
-        self.network: SplitNetwork = split(self.network, self.split)
+        self.network = split(self.network, self.split)
         if not any(weight.requires_grad for weight in self.network.bottom.parameters()):
             raise ValueError(
                 f"model.freeze selects every weight before model.split {self.split!r}, so that "

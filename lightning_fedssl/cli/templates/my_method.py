@@ -13,31 +13,31 @@ Deviations from the paper, each with its reason: none yet.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_fedssl import FederatedAlgorithm
+from lightning_fedssl import FederatedAlgorithm, hyperparameters
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_work import LocalWork, unlabeled_work
 
 
+@hyperparameters
 class MyMethod(FederatedAlgorithm):
     """One sentence on the method.
 
     Args:
         threshold: tau, the confidence from which a pseudo-label is trained on, from 0 to 1.
         server_epochs: Epochs of the server in a round.
-        kwargs: Arguments of the base class: ``network``, ``optimizer``, ``client_epochs`` and
-            others.
     """
 
-    def __init__(self, threshold: float = 0.95, server_epochs: float = 1, **kwargs: Any) -> None:
-        super().__init__(server_epochs=server_epochs, **kwargs)
-        if not 0 <= threshold <= 1:
-            raise ValueError(f"model.threshold is {threshold}: give a probability between 0 and 1")
-        self.threshold = threshold
+    threshold: float = 0.95
+    server_epochs: float = 1
+
+    def check_arguments(self) -> None:
+        """Refuse a threshold that is not a probability."""
+        super().check_arguments()
+        if not 0 <= self.threshold <= 1:
+            raise ValueError(f"model.threshold is {self.threshold}: give a number from 0 to 1")
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """The work of a client in a round: batches of its unlabelled images."""

@@ -63,5 +63,5 @@ def test_it_is_fixmatch_until_you_change_it(tmp_path: Path) -> None:
 
 
 def test_a_threshold_that_is_no_probability_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"model\.threshold is 2: give a probability"):
+    with pytest.raises(ValueError, match=r"model\.threshold is 2: give a number from 0 to 1"):
         MyMethod(threshold=2, **OPTIONS)
