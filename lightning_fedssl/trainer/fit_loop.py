@@ -24,6 +24,7 @@ from lightning_fedssl.metrics.rounds import Metrics
 from lightning_fedssl.round import Round
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ServerState
+from lightning_fedssl.system.availability import Outcome
 from lightning_fedssl.trainer import checkpointing, evaluation
 from lightning_fedssl.trainer.callback_list import check_monitors
 from lightning_fedssl.trainer.federation import RunFederation
@@ -43,6 +44,9 @@ def fit(run: Run, federation: RunFederation, begins: Callable[[], object]) -> Me
     Returns:
         The scalars of the test; empty after a signal, and for a checkpoint of more rounds than
         ``max_rounds``.
+
+    Raises:
+        ValueError: If every update of every client was rejected.
     """
     forget_earlier_run(run)
     last = run.settings.max_rounds
@@ -73,8 +77,10 @@ def fit(run: Run, federation: RunFederation, begins: Callable[[], object]) -> Me
         ):
             run.gather(None)  # from here on SIGTERM ends no rank: the first round takes place
             begins()
+            outcomes = set[Outcome]()
             while not stops:
                 sent = run_round(run, federation, run.round.index + 1)
+                outcomes |= set(run.participation.values())
                 stops = ends_now(run, federation, stop, run.round.index == first)
         metrics = {}
         if run.state.status == TrainerStatus.INTERRUPTED:
@@ -83,6 +89,12 @@ def fit(run: Run, federation: RunFederation, begins: Callable[[], object]) -> Me
             # So that the saved model has statistics that belong to its weights.
             run.hooks.call("on_evaluation_start")
         else:
+            if "rejected" in outcomes and "finished" not in outcomes:
+                raise ValueError(
+                    "no client's update was accepted in any round, so the clients have taught the "
+                    "model nothing; the log names the reason for each: lower the learning rate "
+                    "(model.optimizer.init_args.lr), or scale the inputs (data.normalize)"
+                )
             metrics = evaluation.evaluate(run, "test")
             run.log_metrics(metrics | run.scalars.bytes_of_test(run.gather, sent))
         for hook in ("on_train_end", "on_fit_end"):

@@ -87,10 +87,12 @@ def test_running_statistics_of_batch_norm_are_averaged_without_momentum(tmp_path
     assert len(algorithm.server.extra["optimizer.aggregation"]) == len(algorithm.server.parameters)
 
 
-def test_a_diverged_server_is_an_error_that_names_the_remedy(tmp_path: Path) -> None:
-    algorithm = toy_semifl(optimizer=partial(torch.optim.SGD, lr=1e30), gradient_clip_norm=None)
+def test_a_server_or_clients_that_all_diverge_are_an_error_that_names_the_remedy(tmp_path: Path) -> None:
+    trainer, huge = toy_trainer(tmp_path, logger=False), partial(torch.optim.SGD, lr=1e38)
     with pytest.raises(ValueError, match=r"round 1: the global model .* not finite.*optimizer\.init_args\.lr"):
-        toy_trainer(tmp_path, logger=False).fit(algorithm, ToyData())
+        trainer.fit(toy_semifl(optimizer=huge, gradient_clip_norm=None), ToyData())
+    with pytest.raises(ValueError, match=r"no client's update was accepted in any round.*optimizer\.init_args\.lr"):
+        trainer.fit(toy_fedavg(optimizer=huge), labeled_clients())
 
 
 def test_files_of_a_run_and_its_scalars(tmp_path: Path) -> None:
