@@ -1,12 +1,13 @@
-"""Unlabelled images of classes that the server does not know."""
+"""Unlabelled images of classes that the server does not know, and of another domain."""
 
 from pathlib import Path
 
 import pytest
 import torch
+from examples.domains import ClientsOfAnotherDomain, TwoDomains
 from examples.open_set import KnownOrNot, OpenSet
 
-from lightning_fedssl import FederatedDataModule, Supervised
+from lightning_fedssl import FederatedDataModule, Iid, Supervised
 from lightning_fedssl.data import datasets
 from lightning_fedssl.models import MLP
 from tests.toy import toy_trainer
@@ -25,3 +26,12 @@ def test_unknown_images_are_at_the_clients_and_the_auroc_is_the_share_of_ordered
     first, second = (model(images).softmax(1).amax(1).detach() for images in (known, unknown))
     pairs = (first[:, None] > second).double() + 0.5 * (first[:, None] == second)
     assert trainer.test(model, data)[0]["test/auroc_known"] == pytest.approx(pairs.mean().item(), abs=1e-6)
+
+
+def test_labels_are_of_the_first_domain_and_the_clients_have_the_other_one_with_a_tail() -> None:
+    partition = ClientsOfAnotherDomain(Iid(), server_images=400, tail=0.2)
+    data = FederatedDataModule(TwoDomains("digits", "digits", server_images=400), partition=partition)
+    data.setup()
+    held, counts = data.split.client_list.unlabeled.values, data.statistics.class_counts.sum(dim=0)
+    assert data.split.server_labeled.max() < 400 <= held.unique().min()
+    assert 0 < 2 * counts[9] < counts[0]
