@@ -77,10 +77,10 @@ def evaluate(run: Run, stage: Literal["validate", "test"]) -> Metrics:
     algorithm, data, keys = run.algorithm, run.datamodule, run.settings
     prefix = "val" if stage == "validate" else "test"
     rank, ranks = run.fabric.global_rank, run.fabric.world_size
-    scores = EvaluationMetrics(keys.metrics, data.num_classes, ranks, algorithm.task)
+    step = algorithm.validation_step if stage == "validate" else algorithm.test_step
     run.folder.use()
     _load_evaluated_model(run)
-    step = algorithm.validation_step if stage == "validate" else algorithm.test_step
+    scores = EvaluationMetrics(keys.metrics, data.num_classes, ranks, algorithm.task)
     collector = MetricCollector(ranks)
     run.scalars.add_logged()  # what follows is of the evaluation
     devices: list[int] | None = [] if run.fabric.device.type == "cpu" else None
@@ -98,9 +98,10 @@ def evaluate(run: Run, stage: Literal["validate", "test"]) -> Metrics:
             collector.commit(number)
             if logits is not None:
                 scores.update(logits, batch[1])
-    values = prefixed(f"{prefix}/", scores.compute(run.gather))
+    found, means = scores.compute(run.gather), collector.compute(run.gather)
+    values = prefixed(f"{prefix}/", found)
     run.scalars.metrics.update(values)
-    metrics = scalars(values) | collector.compute(run.gather)
+    metrics = scalars(values) | means
     run.hooks.call("on_evaluation_end", metrics)
     return metrics
 
