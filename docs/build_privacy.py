@@ -89,14 +89,14 @@ class Unheard(LocalTrainingObserver):
 
 
 def _sizes(trainer: FederatedTrainer) -> dict[str, int]:
-    algorithm = trainer.algorithm
-    algorithm.federation = SimulatedFederation(trainer)
+    run, algorithm = trainer.run, trainer.algorithm
+    algorithm.federation = SimulatedFederation(run)
     drawn = sampling.cohort(trainer.seed, 1, trainer.datamodule.num_clients, trainer.cohort_size)
     clients = enumerate(trainer.datamodule.split.clients)
     kinds = {(len(images.labeled) > 0, len(images.unlabeled) > 0): client for client, images in clients}
     cohort = [*dict.fromkeys([*kinds.values(), *drawn])][: max(len(kinds), len(drawn))]
     algorithm.set_learning_rates([trainer.client_optimizer], 1, trainer.max_rounds)
-    trainer.enter(replace(new_round(trainer, 1), cohort=cohort))
+    run.round = algorithm.current_round = replace(new_round(run, 1), cohort=cohort)
     algorithm.on_round_start()
     live, sent = LiveTensors(algorithm), sequential.Sent.of(algorithm)
     if isinstance(algorithm, JointAlgorithm):
@@ -125,7 +125,8 @@ def rows() -> list[str]:
         with quiet():
             cli = FederatedCLI(["--config", str(path), "--trainer.logger", "false"], run=False)
         trainer = cast(FederatedTrainer, cli.trainer)
-        trainer.prepare(cli.model, cli.datamodule, "fit")
+        trainer.run.algorithm, trainer.run.datamodule = cli.model, cli.datamodule
+        trainer.prepare("fit")
         if not cli.model.trains_clients:
             continue
         found_uploads = uploads(trainer)

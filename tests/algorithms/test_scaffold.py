@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from lightning_fedssl.local_work import labeled_work
+from lightning_fedssl.trainer.fit_loop import draw_cohort
 from tests.algorithms.helpers import plain_sgd, toy_scaffold
 from tests.toy import Transfers, labeled_clients, toy_fedavg, toy_trainer, weights
 
@@ -45,7 +46,7 @@ def test_two_rounds_by_hand(tmp_path: Path) -> None:
     c = {name: torch.zeros_like(p) for name, p in x.items()}
     own = {0: c, 1: c}
     for number in (1, 2):
-        (client,) = trainer.draw_cohort(number)
+        (client,) = draw_cohort(trainer.run, number)
         batch = labeled_work(data.local_data(client, number, torch.float64), epochs=1).batch(0)
         g = dict(zip(x, torch.autograd.grad(F.cross_entropy(twin(batch["x"]), batch["y"]), [*x.values()]), strict=True))
         with torch.no_grad():
