@@ -244,7 +244,10 @@ def is_plain(value: Any) -> bool:
 def _misfit(value: Any, layout: Any, place: str) -> str | None:
     """The place of the first entry that a layout has and a value has not; None if it fits."""
     if not isinstance(layout, dict):
-        return None if isinstance(value, layout) else place
+        fits = isinstance(value, layout)
+        if layout is Tensor and fits:  # neither sparse, quantised, nor without numbers
+            fits = value.layout is torch.strided and value.is_cpu and not value.is_quantized
+        return None if fits else place
     if not isinstance(value, dict):
         return place
     for key, part in layout.items():

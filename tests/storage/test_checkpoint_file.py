@@ -126,6 +126,7 @@ def test_other_files_and_missing_files_are_named(tmp_path: Path) -> None:
         ({"model": {}}, r"checkpoint\['model'\]\['algorithm'\] is missing"),
         ({"federation": {**FEDERATION, "clients": 5}}, r"checkpoint\['federation'\]\['clients'\] is missing"),
         ({"federation": {**FEDERATION, "server_optimizer": {"w": "x"}}}, r"\['server_optimizer'\]\['w'\] is missing"),
+        ({"state_dict": {"w": torch.eye(2).to_sparse()}}, r"checkpoint\['state_dict'\]\['w'\] is missing"),
         ({"format": 1}, "has the format 1"),
     ],
 )
