@@ -203,7 +203,7 @@ def candidate(
             for x, _ in data.evaluation_batches(stage, trainer.dtype):
                 classes.append(algorithm(x).argmax(1))
         predicted[stage] = torch.cat(classes).cpu()
-    # Validation on the test samples is no evidence.
+    # Validation on the test samples proves nothing.
     usable = len(predicted["validate"]) > 0 and data.validation != "test"
     validated = predicted["validate"] == data.validation_labels.cpu() if usable else None
     return Candidate(name, predicted["test"], left_out, validated, expected=expected)

@@ -5,8 +5,9 @@ An algorithm overrides the smallest function that its paper changes::
 
     training_step          the loss of a client's batch
     server_training_step   the loss of a server's batch
-    on_client_start        what a client prepares (pseudo-labels, batches), or that it skips the
-    round on_client_end          what a client adds to its update, and the state that it stores
+    on_client_start        what a client prepares (pseudo-labels, batches); without steps, it
+                           skips the round
+    on_client_end          what a client adds to its update, and the state that it stores
     client_weight          the weight of an update in the average
     broadcast              what one client receives
     accumulate             what is summed over the clients
@@ -167,10 +168,10 @@ class FederatedAlgorithm(_Attributes, metaclass=NamesKeys):
         no_static_batch_norm: Why the network cannot have static batch norm, whose statistics are
             measured for the global model alone, as a clause; empty if it can.
         trains_clients: Whether clients train at all.
-        not_deployable: Why clients cannot train on machines of their own, as the end of a sentence:
-            "FedMatch *sends clients the models of other clients*"; empty if they can.
-        no_personal: Why clients cannot keep weights for themselves, as the end of a sentence; empty
-            if they can.
+        not_deployable: Why clients cannot train on machines of their own, with the method as the
+            subject: "sends clients the models of other clients"; empty if they can.
+        no_personal: Why clients cannot keep weights for themselves, with the method as the subject;
+            empty if they can.
         personal: The names of the weights and buffers that each client keeps, once
             ``configure_model`` has built the network.
         steps_per_round: T, if clients and server all make T steps in a round; the schedule then
@@ -332,7 +333,7 @@ class FederatedAlgorithm(_Attributes, metaclass=NamesKeys):
         return made
 
     def anew(self) -> FederatedAlgorithm:
-        """The same method, before a run; of methods that cross-validate what they do.
+        """The same method before a run, to train it again on other samples (``LabelsAlone``).
 
         Raises:
             NotImplementedError: The method does not.
@@ -370,7 +371,7 @@ class FederatedAlgorithm(_Attributes, metaclass=NamesKeys):
         """
         if self.init_head != "random":
             fitted = self.init_head == "labels"
-            remedy = "a classifier of pixels is no linear layer; give random or zero"
+            remedy = "a classifier of pixels is not a linear layer; give random or zero"
             require(not self.task.per_pixel, "init_head", self.init_head, remedy)
             batches = map(data.plain, data.labeled.split(data.chunk))
             labels = linear_targets(self.task, data.labels) if fitted else None
@@ -403,9 +404,7 @@ class FederatedAlgorithm(_Attributes, metaclass=NamesKeys):
         return sizes_of(received)
 
     def upload_sizes(self, update: ClientUpdate) -> Sizes:
-        """Bytes of each tensor of a client's upload,
-        by name: by default all tensors of the update.
-        """
+        """Bytes of each tensor of a client's upload, by name: by default all of the update."""
         return update.sizes()
 
     def payload_limits(self, update: ClientUpdate) -> Mapping[str, tuple[Any, Any]]:

@@ -35,7 +35,7 @@ from lightning_fedssl.system import Faults, Outcome, SystemModel
 class Settings:
     """The keys of a trainer, under the same names; they do not change once it is made.
 
-    It is no dataclass, because the command line would take a trainer for a group of keys.
+    It is not a dataclass, because the command line would take a trainer for a group of keys.
 
     Args:
         keys: All of the following by name.
@@ -181,9 +181,7 @@ class Run:
         return self.datamodule.local_data(party, self.round.index, self.settings.dtype)
 
     def log_metrics(self, metrics: Metrics) -> None:
-        """Give the scalars of a round or an evaluation to the loggers and to
-        ``callback_metrics``.
-        """
+        """Give scalars of a round or an evaluation to the loggers and ``callback_metrics``."""
         self.scalars.publish(metrics, self.round.index)
         self.folder.log_metrics(metrics, self.round.index)
 

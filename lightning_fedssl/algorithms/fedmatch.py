@@ -10,11 +10,11 @@ unlabelled ones alone. A round, with labels at the clients:
    compares the models' class probabilities of a fixed noise image, and sends the last psi of the H
    clients whose models are most similar to k's;
 2. a client alternates steps of sigma on ``lambda_s CE(x, y)`` (Eq. 4) and of psi on (Eq. 5)
-   ``lambda_ICCS [1/H sum_h KL(p_h || p) + CE(strong(u), vote)] + lambda_L1 |psi| + lambda_L2 (sigma
-   - psi)^2``; p are the local model's probabilities of the plain image, p_h those of the received
-     sigma with a helper's psi, and
-   the vote is the class that most of these models predict. KL and CE are means over the images with
-   ``max p >= tau``; the last two terms are always added;
+   ``lambda_ICCS [1/H sum_h KL(p_h || p) + CE(strong(u), vote)] + lambda_L1 |psi|
+   + lambda_L2 (sigma - psi)^2``; p are the local model's probabilities of the plain image, p_h
+   those of the received sigma with a helper's psi, and the vote is the class that most of these
+   models predict. KL and CE are means over the images with ``max p >= tau``; the last two terms are
+   always added;
 3. entries of sigma and psi that changed by no more than a threshold are set to the server's values,
    and the others are uploaded;
 4. the server computes each model's probabilities of the noise image (its embedding), and averages
@@ -211,9 +211,7 @@ class FedMatch(_TrainsDecomposed):
         checks.require(has_loss, "lr_patience", patience, remedy)
 
     def round(self, federation: Federation) -> None:
-        """Deliver helpers, train sigma where the labels are at the server,
-        then train the clients.
-        """
+        """Deliver helpers, train sigma if the labels are at the server, then train the clients."""
         due = self.current_round.index % self.helper_interval == 0
         self.helper_models = self.choose_helpers(self.current_round.cohort) if due else {}
         federation.train_server()

@@ -112,9 +112,7 @@ class FedSwitchSL(SplitTraining):
         return {**super().client_features(batch, batch_idx), "by_teacher": batch["by_teacher"]}
 
     def step_sizes(self, client: int, features: State) -> tuple[Sizes, Sizes]:
-        """Bytes of the features alone: the flag is not sent,
-        because the server made the decision.
-        """
+        """Bytes of the features; the server decided the flag, so it is not sent."""
         return super().step_sizes(client, without(features, ["by_teacher"]))
 
     def joint_training_step(self, features: State, batch_idx: int) -> JointStep:

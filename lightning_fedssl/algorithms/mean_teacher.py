@@ -68,9 +68,7 @@ class MeanTeacher(PairedBatches):
         return super().on_client_start(data)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The teacher follows the student,
-        which then learns from the labels and from the teacher.
-        """
+        """Update the teacher; then the student learns from the labels and from the teacher."""
         self.teacher.follow({"network": self.network}, warm_decay(batch_idx, self.decay))
         return super().training_step(batch, batch_idx)
 

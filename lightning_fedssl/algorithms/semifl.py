@@ -244,9 +244,7 @@ class SemiFL(GlobalLabels):
         return rows[data.permutation(count, "mix order", epoch)] if fixed else rows
 
     def _ratios(self, data: LocalData, count: int, epoch: int) -> Tensor:
-        """Ratios lambda ~ Beta(a, a), one per batch,
-        repeated for each of its images: ``(count,)``.
-        """
+        """Ratios lambda ~ Beta(a, a), one per batch, repeated for its images: ``(count,)``."""
         batches = -(-count // data.batch_size)
         drawn = torch.from_numpy(
             data.rng("ratio", epoch).beta(self.mixup_alpha, self.mixup_alpha, size=batches)

@@ -1,6 +1,4 @@
-"""Configurations from Python: the trainer,
-the method and the data that ``fit`` would make of them.
-"""
+"""Configurations from Python: the trainer, method and data that ``fit`` makes of them."""
 
 from __future__ import annotations
 

@@ -111,9 +111,7 @@ class ConfigFile(ActionConfigFile):
 
 
 class Parser(LightningArgumentParser):
-    """Lightning's parser, which also accepts :class:`FederatedTrainer`,
-    with short error messages.
-    """
+    """Lightning's parser for :class:`FederatedTrainer`, with short error messages."""
 
     reading = ""
     """The configuration file that is being read."""

@@ -262,7 +262,7 @@ def _read_rows(path: Path, spec: DatasetSpec) -> Parts:
     if unknown := sorted({*words} - numbers.keys()):
         raise ValueError(
             f"{path} has a class {unknown[0]!r} in the column {spec.label_column!r}; the classes "
-            f"are {', '.join(spec.class_names)}, and an empty cell is no label"
+            f"are {', '.join(spec.class_names)}, and an empty cell is not a label"
         )
     labels = torch.tensor([numbers[word] for word in words], dtype=torch.int64)
     samples = encode_rows(rows, spec.inputs).float()

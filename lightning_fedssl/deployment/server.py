@@ -276,9 +276,7 @@ class DeployedFederation(RunFederation):
     def moments(
         self, parties: Sequence[int], batch_size: int
     ) -> Iterator[tuple[int, LayerMoments]]:
-        """Measure the moments of the server here,
-        and let the nodes measure those of the clients.
-        """
+        """Measure the server's moments here; the nodes measure those of the clients."""
         run, algorithm = self.run, self.run.algorithm
         weights = prefixed(FOR_STATISTICS, algorithm.server.parameters)
         orders = {

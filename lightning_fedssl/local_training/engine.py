@@ -205,7 +205,7 @@ def cpu_stack_size(algorithm: FederatedAlgorithm, data: LocalData, numbers: Sequ
     Args:
         algorithm: The working module. The step of its class must not change from round to round
             (``same_step_every_round``), and its network must have no convolutions.
-        data: That of a client of the round.
+        data: The data of one client of the round.
         numbers: The numbers of images of all clients of the round.
     """
     weights = [*algorithm.parameters()]

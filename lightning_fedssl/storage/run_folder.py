@@ -102,9 +102,7 @@ class RunFolder:
             self._forget()
 
     def _forget(self) -> None:
-        """Leave the folder; where the loggers are the default ones,
-        the next command opens another.
-        """
+        """Leave the folder; with the default loggers, the next command opens another."""
         self.loggers = [] if self._wants_default else self.loggers
         self._log_dir = self._reserved = None
         self._in_use = False

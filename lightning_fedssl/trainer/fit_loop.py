@@ -39,7 +39,7 @@ def fit(run: Run, federation: RunFederation, begins: Callable[[], object]) -> Me
     Args:
         run: The run; its ``ckpt_path`` is the checkpoint to resume.
         federation: What the algorithm may ask for.
-        begins: Called as soon as a signal lets every rank finish its round.
+        begins: Called once signals are handled: from then on, one ends the run after its round.
 
     Returns:
         The scalars of the test; empty after a signal, and for a checkpoint of more rounds than

@@ -85,9 +85,7 @@ class ServerPhases(FederatedAlgorithm):
         return labeled_work(data, self.server_epochs, self.server_steps, view=self.server_view)
 
     def aggregate(self, sums: Sums) -> None:
-        """Compute the new global model. Without an update,
-        weights and optimizer stay as they are.
-        """
+        """Compute the new global model; without an update, weights and optimizer do not change."""
         mean = sums["model"].mean()
         if mean is None:
             return

@@ -89,8 +89,9 @@ class Columns(Dataset[Any]):
             sample = self._tensor(row[self.sample])
         except (TypeError, ValueError, OSError) as error:
             raise ValueError(
-                f"data.dataset: row {index} of the column {self.sample!r} is no sample ({error}); "
-                "give pictures, the bytes or paths of their files, or numbers of one shape"
+                f"data.dataset: row {index} of the column {self.sample!r} is not a sample "
+                f"({error}); give pictures, the bytes or paths of their files, or numbers of one "
+                "shape"
             ) from error
         return sample, -1 if self.label is None else row[self.label]
 

@@ -98,9 +98,7 @@ class ImageList(DataSource):
         self._left_out: Counter[str] = Counter()
 
     def list_images(self) -> Lists:
-        """The images of the parts train, test and,
-        where there are some, validation and unlabeled.
-        """
+        """The images of the parts train and test, and of validation and unlabeled if given."""
         raise NotImplementedError(f"{type(self).__name__} must override list_images")
 
     def describe(self) -> DatasetSpec:

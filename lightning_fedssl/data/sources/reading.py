@@ -33,7 +33,7 @@ FILE_NAME = "data.txt"
 _MOST_LINES = 8
 _LONGEST_NAME = 30
 _BY_CHANCE = math.log(1e-6)
-"""The logarithm of the probability below which something is no coincidence."""
+"""The logarithm of the probability below which something is not a coincidence."""
 
 _MOST_COMPARED = 1000
 """Samples of each part of which the values are compared."""
@@ -48,7 +48,7 @@ _SPREAD = (0.01, 0.05, 0.5, 0.95, 0.99)
 """The quantiles that say where the values of a feature are; first and last those of all."""
 
 _FAR = 10
-"""From this multiple of another spread on, a spread or a distance is no matter of the samples."""
+"""A spread or distance of this multiple of another is not due to the choice of samples."""
 
 _SAME_ORDER = 0.999
 """The smallest correlation between the ranks of a number and those of the same in another unit."""
@@ -313,7 +313,7 @@ def _plain_name(name: str) -> str:
 
 
 def _decides(values: Any, labels: Any) -> bool:
-    """Whether values decide the labels, and this is no coincidence."""
+    """Whether values decide the labels, and not by coincidence."""
     rows = len(labels)
     counts = Counter(labels.tolist())
     if rows < _FEWEST_ROWS or len(counts) < 2:

@@ -92,7 +92,7 @@ def test_pictures_that_are_not_decoded_are_read_upright(tmp_path: Path, kind: st
 def test_a_row_that_is_no_sample_is_named() -> None:
     columns = Columns([{"x": [1.0, 2.0], "label": 0}, {"x": [1.0, None], "label": 1}], sample="x")
     for bad in (columns, Columns([{"x": "nothing.png", "label": 0}] * 2, sample="x")):
-        with pytest.raises(ValueError, match=r"data\.dataset: row [01] of the column 'x' is no sample"):
+        with pytest.raises(ValueError, match=r"data\.dataset: row [01] of the column 'x' is not a sample"):
             Datasets(bad, bad).load()
 
 
