@@ -360,8 +360,10 @@ class CentralDP(UpdateRule):
         return {} if self._spent is None else asdict(self._spent)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state from :meth:`state_dict`."""
+        """Restore the state from :meth:`state_dict`, unless it has spent less than nothing."""
         self._spent = Budget(**state_dict)
+        remedy = "use another checkpoint of the run"
+        _require(self._spent.rounds >= 0, "rounds", self._spent.rounds, remedy)
 
 
 def uncovered(trainer: TrainerView, algorithm: FederatedAlgorithm) -> list[str]:
