@@ -1,4 +1,4 @@
-"""Writes lightning_fedssl/cli/classes.json: what ``lightning-fedssl methods`` and its like list, a line about each.
+"""Writes lightning_fedssl/cli/lists.json: what ``lightning-fedssl methods`` and its like list, a line about each.
 
 python docs/build_lists.py
 """
