@@ -40,7 +40,7 @@ from torch.nn import functional as F
 
 from lightning_fedssl.algorithms import FixMatch
 from lightning_fedssl.algorithms.semifl import mixup
-from lightning_fedssl.functional.by_name import call_apart
+from lightning_fedssl.functional.by_name import call_with_weights
 from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 if TYPE_CHECKING:
@@ -134,6 +134,6 @@ class MixMatch(PiModel):
     @torch.no_grad()
     def guess(self, views: Tensor) -> Tensor:
         """The sharpened mean prediction of the first and the second half: ``(batch, classes)``."""
-        found = self.task.probabilities(call_apart(self.network, {}, views))
+        found = self.task.probabilities(call_with_weights(self.network, {}, views))
         mean = torch.stack(found.chunk(2)).mean(dim=0)
         return torch.softmax(mean.log() / TEMPERATURE, dim=1)

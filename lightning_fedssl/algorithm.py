@@ -58,7 +58,7 @@ from lightning_fedssl.storage.hyperparameters import (
     hyperparameters,
     patterns,
     require,
-    require_unmade,
+    require_factory,
 )
 from lightning_fedssl.storage.named_value import arguments_of, made
 from lightning_fedssl.storage.other_names import NamesKeys
@@ -216,8 +216,8 @@ class FederatedAlgorithm(_Attributes, metaclass=NamesKeys):
         task: Task | None,
     ) -> None:
         super().__init__()
-        require_unmade("optimizer", self.optimizer)
-        require_unmade("server_optimizer", self.server_optimizer)
+        require_factory("optimizer", self.optimizer)
+        require_factory("server_optimizer", self.server_optimizer)
         # Module.__setattr__ would register a built network as a layer.
         vars(self)["network_factory"] = network
         self.network_factory: NetworkFactory

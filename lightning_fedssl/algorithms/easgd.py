@@ -113,7 +113,7 @@ class OverlapSGD(EASGD):
     def check_arguments(self) -> None:
         """Check the arguments, and set what follows from them."""
         super().check_arguments()
-        checks.decays(self, "beta")
+        checks.decay(self, "beta")
 
     def _step(self, distance: WeightedSum) -> State:
         """v, the step of the anchor. Moving the weights towards the anchor scales the mean distance

@@ -103,7 +103,7 @@ class FedSwitch(FixMatch):
             "the server trains first",
         )
         checks.at_least(self, 0, "beta")
-        checks.decays(self, "teacher_decay", "client_teacher_decay")
+        checks.decay(self, "teacher_decay", "client_teacher_decay")
 
     def build_parts(self) -> None:
         """Build a teacher that is initially a copy of the network."""

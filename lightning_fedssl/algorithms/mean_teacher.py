@@ -25,7 +25,7 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import call_apart
+from lightning_fedssl.functional.by_name import call_with_weights
 from lightning_fedssl.functional.ema import warm_decay
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models.teacher import Teacher
@@ -56,7 +56,7 @@ class MeanTeacher(PairedBatches):
     def check_arguments(self) -> None:
         """Check the arguments, and set what follows from them."""
         super().check_arguments()
-        checks.decays(self, "decay")
+        checks.decay(self, "decay")
 
     def build_parts(self) -> None:
         """Build the teacher."""
@@ -85,5 +85,5 @@ class MeanTeacher(PairedBatches):
         batch statistics.
         """
         weights: State = dict(self.teacher["network"].named_parameters())
-        logits: Tensor = call_apart(self.network, weights, u)
+        logits: Tensor = call_with_weights(self.network, weights, u)
         return logits

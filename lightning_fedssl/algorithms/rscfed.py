@@ -98,7 +98,7 @@ class RSCFed(FederatedAlgorithm):
         scales = ("distance_scale", "labeled_distance_scale", "unlabeled_weight", "warmup_rounds")
         checks.at_least(self, 0, *scales)
         checks.above_zero(self, "temperature")
-        checks.decays(self, "teacher_decay")
+        checks.decay(self, "teacher_decay")
 
     def build_parts(self) -> None:
         """Build the teacher, which counts its steps."""

@@ -107,12 +107,12 @@ class SCAFFOLD(FedAvg):
         """Sum the models, and the changes of the variates."""
         change = WeightedSum()
 
-        def noted() -> Iterable[ClientUpdate]:
+        def summed() -> Iterable[ClientUpdate]:
             for update in updates:
                 change.add(update.payload)
                 yield update
 
-        return {**super().accumulate(noted()), "change": change}
+        return {**super().accumulate(summed()), "change": change}
 
     def aggregate(self, sums: Sums) -> None:
         """Move x by the mean update, and c by the sum of the changes over N."""

@@ -107,7 +107,7 @@ class SelfTraining(ServerPhases):
             weight_decay=True,
             key="model.server_optimizer",
         )
-        checks.decays(self, "momentum")
+        checks.decay(self, "momentum")
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Set what is left out, as the docstring says."""

@@ -129,7 +129,7 @@ def first_number(tensors: Iterable[Tensor]) -> Tensor:
     return next((t for t in tensors if t.is_floating_point()), torch.empty(0))
 
 
-def call_apart(module: nn.Module, weights: Mapping[str, Tensor], *inputs: Any) -> Any:
+def call_with_weights(module: nn.Module, weights: Mapping[str, Tensor], *inputs: Any) -> Any:
     """A module's output with other weights; what the pass does to buffers is not kept.
 
     Args:

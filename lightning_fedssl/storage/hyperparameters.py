@@ -100,7 +100,7 @@ def require(valid: bool, key: str, value: object, remedy: str) -> None:
         raise ValueError(f"model.{key} is {value}: {remedy}")
 
 
-def require_unmade(key: str, given: object) -> None:
+def require_factory(key: str, given: object) -> None:
     """Refuse an optimizer where a function that makes one is needed.
 
     Args:

@@ -47,7 +47,7 @@ def at_least(method: FederatedAlgorithm, least: float, *names: str) -> None:
         require(value is None or value >= least, name, value, f"give {least} or more")
 
 
-def decays(method: FederatedAlgorithm, *names: str) -> None:
+def decay(method: FederatedAlgorithm, *names: str) -> None:
     """Refuse decays of moving averages that are not from 0 to below 1; None is allowed.
 
     Args:
@@ -76,7 +76,7 @@ def fully_labeled_clients(data: FederatedDataModule, method: str) -> None:
         )
 
 
-def no_epochs(algorithm: FederatedAlgorithm, remedy: str) -> None:
+def refuse_epochs(algorithm: FederatedAlgorithm, remedy: str) -> None:
     """Refuse numbers of epochs where a method counts its work in steps.
 
     Args:

@@ -67,7 +67,7 @@ class SlotAlgorithm(FederatedAlgorithm):
         """Check the arguments, and set what follows from them."""
         super().check_arguments()
         checks.at_least(self, 1, "local_steps")
-        checks.no_epochs(self, "set model.local_steps")
+        checks.refuse_epochs(self, "set model.local_steps")
         self.steps_per_round = self.local_steps
         self.slot_of: dict[int, int] = {}
 

@@ -18,7 +18,7 @@ from lightning_fedssl.functional.by_name import mapped, paired, taken
 from lightning_fedssl.functional.optimizer_states import load_optimizer_state, optimizer_state
 from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.local_work import LocalWork, labeled_work
-from lightning_fedssl.storage.hyperparameters import hyperparameters, require, require_unmade
+from lightning_fedssl.storage.hyperparameters import hyperparameters, require, require_factory
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
@@ -64,7 +64,7 @@ class ServerPhases(FederatedAlgorithm):
         super().check_arguments()
         checks.at_least(self, 1, "server_steps")
         checks.probability(self, "server_weight")
-        require_unmade("aggregation_optimizer", self.aggregation_optimizer)
+        require_factory("aggregation_optimizer", self.aggregation_optimizer)
         if self.aggregation_optimizer is not None:
             build_optimizer(self.aggregation_optimizer, [nn.Parameter(torch.zeros(1, 1))], _KEY)
 

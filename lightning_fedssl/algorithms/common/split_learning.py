@@ -98,11 +98,11 @@ class SplitTraining(_TrainsSplitNetwork):
     def check_arguments(self) -> None:
         """Check the arguments, and set what follows from them."""
         super().check_arguments()
-        checks.no_epochs(self, "set model.server_steps (K_s) and model.client_steps (K_u)")
+        checks.refuse_epochs(self, "set model.server_steps (K_s) and model.client_steps (K_u)")
         checks.at_least(self, 1, "server_steps")
         checks.at_least(self, 0, "client_steps", "pretrain_rounds")
         checks.probability(self, "threshold")
-        checks.decays(self, "client_teacher_decay")
+        checks.decay(self, "client_teacher_decay")
         self.adapts_server_steps = self.server_steps is None
         self.server_steps = START_ADAPTIVE if self.server_steps is None else self.server_steps
 
