@@ -10,8 +10,9 @@ from unittest import mock
 import pytest
 
 from lightning_fedssl.cli import main
+from lightning_fedssl.run import Run
 from lightning_fedssl.storage import checkpoint_file
-from lightning_fedssl.trainer import FederatedTrainer
+from lightning_fedssl.trainer import FederatedTrainer, fit_loop
 from tests.cli.helpers import CONFIG, SmallData, failure, write
 
 SCRIPT = Path(sys.executable).parent / "lightning-fedssl"
@@ -95,11 +96,11 @@ def test_ctrl_c_outside_a_round_ends_with_130(
 def test_a_signal_in_a_round_ends_with_its_code_after_the_round_is_saved(
     folder: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
 ) -> None:
-    def draw_cohort(trainer: FederatedTrainer, index: int) -> list[int]:
+    def draw_cohort(run: Run, index: int) -> list[int]:
         os.kill(os.getpid(), number)
         return [0, 1]
 
-    monkeypatch.setattr(FederatedTrainer, "draw_cohort", draw_cohort)
+    monkeypatch.setattr(fit_loop, "draw_cohort", draw_cohort)
     assert main([*FIT, "--trainer.max_rounds", "9", "--trainer.logger", "true"]) == code
     assert checkpoint_file.load(checkpoint_file.find("last", folder))["round"] == 1
 
