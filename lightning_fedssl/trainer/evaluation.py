@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
@@ -102,6 +103,12 @@ def evaluate(run: Run, stage: Literal["validate", "test"]) -> Metrics:
     values = prefixed(f"{prefix}/", found)
     run.scalars.metrics.update(values)
     metrics = scalars(values) | means
+    if not math.isfinite(metrics.get(f"{prefix}/loss", 0.0)):
+        _log.warning(
+            "%s/loss is not finite: for some samples the model has no finite outputs; scale the "
+            "inputs (data.normalize), or train with precision: 32",
+            prefix,
+        )
     run.hooks.call("on_evaluation_end", metrics)
     return metrics
 

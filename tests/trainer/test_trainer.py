@@ -23,15 +23,14 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lightning_fedssl import FederatedCallback, FederatedTrainer
 from lightning_fedssl.algorithms import FedAvg
-from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.functional.optimizers import half_momentum
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import CNN, MLP
 from lightning_fedssl.state import ClientUpdate
-from lightning_fedssl.trainer import FederatedTrainer
 from tests.algorithms.helpers import toy_shvr
 from tests.toy import ToyData, assert_same, labeled_clients, sgd, toy_fedavg, toy_semifl, toy_trainer, weights
 
@@ -87,12 +86,15 @@ def test_running_statistics_of_batch_norm_are_averaged_without_momentum(tmp_path
     assert len(algorithm.server.extra["optimizer.aggregation"]) == len(algorithm.server.parameters)
 
 
-def test_a_server_or_clients_that_all_diverge_are_an_error_that_names_the_remedy(tmp_path: Path) -> None:
+def test_what_diverges_is_told_with_a_remedy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainer, huge = toy_trainer(tmp_path, logger=False), partial(torch.optim.SGD, lr=1e38)
     with pytest.raises(ValueError, match=r"round 1: the global model .* not finite.*optimizer\.init_args\.lr"):
         trainer.fit(toy_semifl(optimizer=huge, gradient_clip_norm=None), ToyData())
     with pytest.raises(ValueError, match=r"no client's update was accepted in any round.*optimizer\.init_args\.lr"):
-        trainer.fit(toy_fedavg(optimizer=huge), labeled_clients())
+        trainer.fit(algorithm := toy_fedavg(optimizer=huge), labeled_clients())
+    torch.nn.init.constant_(next(iter(algorithm.server.parameters.values())), torch.inf)
+    trainer.test(algorithm, labeled_clients())
+    assert "test/loss is not finite" in caplog.text
 
 
 def test_files_of_a_run_and_its_scalars(tmp_path: Path) -> None:
