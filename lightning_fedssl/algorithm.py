@@ -304,7 +304,7 @@ class FederatedAlgorithm(_Attributes, metaclass=NamesKeys):
         with sampling.seeded("initial weights"):
             self.network = build_network(self.network_factory, out_shape[0], in_shape, out_shape)
         if self.init_from is not None:
-            load_weights(self.network, self.init_from, self.init_except)
+            load_weights(self.network, self.init_from, patterns(self.init_except))
         freeze_weights(self.network, self.freeze_patterns, "model.freeze")
         self.personal = personal_names(self.network, self.personal_patterns)
         if self.no_static_batch_norm and has_static_batch_norm(self.network):

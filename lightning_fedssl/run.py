@@ -86,8 +86,8 @@ class Settings:
 class Run:
     """What the loop over rounds works on: four owners, and the values of the present command.
 
-    It needs no trainer: whoever sets the method, the data and the optimizers can call the functions
-    of the loop with it.
+    An evaluation needs no trainer: whoever sets the method, the data and the optimizers can call
+    the functions of the loop with it. Rules and callbacks get ``hooks.trainer``.
 
     Attributes:
         settings: The keys of the trainer.
@@ -98,6 +98,7 @@ class Run:
             finished.
         seed: The seed of every random number of the run.
         ckpt_path: The checkpoint that the command resumes or evaluates; None if there is none.
+        loaded_round: The round of that checkpoint, once it is loaded.
         round: The present round; before the first it has the index 0, or that of the checkpoint
             that the run resumes. The method has it too, as ``current_round``.
         participation: What became of each selected client, in drawn order, the same on every rank.
@@ -122,6 +123,7 @@ class Run:
     state: TrainerState = field(default_factory=TrainerState)
     seed: int = 0
     ckpt_path: Path | None = None
+    loaded_round: int = 0
     round: Round = field(default_factory=Round)
     participation: Mapping[int, Outcome] = field(default_factory=dict)
     step_work: dict[int, float] = field(default_factory=dict)

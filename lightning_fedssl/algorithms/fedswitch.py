@@ -102,7 +102,8 @@ class FedSwitch(FixMatch):
             self.server_phase,
             "the server trains first",
         )
-        checks.at_least(self, 0, "beta")
+        remedy = "give 0 (always the teacher) or more; .inf is always the student"
+        checks.require(self.beta >= 0, "beta", self.beta, remedy)
         checks.decay(self, "teacher_decay", "client_teacher_decay")
 
     def build_parts(self) -> None:

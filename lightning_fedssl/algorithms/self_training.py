@@ -147,8 +147,8 @@ class SelfTraining(ServerPhases):
 
     def anew(self) -> SelfTraining:
         """The same method, before a run."""
-        phase, steps = self.server_phase, self.server_steps
-        return self.like(self, server_phase=phase, server_steps=steps)
+        names = ("server_phase", "server_steps", "client_weighting", "momentum", "server_weight")
+        return self.like(self, **{name: self.hparams[name] for name in names})
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Label all samples of a client: ``y = argmax p``, with their confidence ``c = max p``; or

@@ -129,7 +129,9 @@ def _words(arguments: list[str]) -> list[str]:
 
 def _with_source(arguments: list[str]) -> list[str]:
     """The arguments with the class of ``--data.dataset FILE.csv``, where options of it follow."""
-    words = _words(arguments)
+    words = list[str]()
+    for word in arguments:  # no other option, which may have a value such as -1
+        words += word.split("=", 1) if word.startswith("--data.dataset=") else [word]
     if "--data.dataset" not in words[:-1]:
         return arguments
     at = words.index("--data.dataset") + 1

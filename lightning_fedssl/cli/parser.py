@@ -10,6 +10,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import lightning.pytorch
@@ -96,7 +97,7 @@ class ConfigFile(ActionConfigFile):
         is_mapping = str(values).startswith("{")
         parser.reading = "" if is_mapping else f"{values}: "
         path = values if is_mapping else str(find_config(str(values)))
-        if path.startswith(str(CONFIGS)):
+        if Path(path).is_relative_to(CONFIGS):
             if parser.own:
                 _log.warning(
                     "%s comes after %s and replaces what both set: give your own file last",
@@ -204,7 +205,8 @@ class Parser(LightningArgumentParser):
             return "; lightning-fedssl methods, datasets and partitions list theirs"
         part = unknown[2].rpartition(".")[0]
         own = [k for k, v in known.items() if v.rpartition(".")[0] == part and k not in _NOT_NAMED]
-        return f"; its options are {', '.join(own)}"
+        own = [k for k in own if not k.endswith("+")]  # the same, to add to a list
+        return f"; its options are {', '.join(own)}" if own else ""
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:

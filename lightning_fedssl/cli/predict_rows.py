@@ -47,9 +47,9 @@ def main(arguments: Sequence[str]) -> int:
     found = model.predict(options.rows)
     path = Path(options.output or checkpoint.parent.with_name("predictions.csv"))
     values = torch.tensor([[*row.values()] for row in found])
-    if options.class_shares:
-        values = drawn_to(values, options.class_shares, [*found[0]])
     one_class = model.description["task"] == "Classification"
+    if options.class_shares:
+        values = drawn_to(values, options.class_shares, [*found[0]], one_class)
     run_folder.write_predictions(values, path, [*found[0]], one_class=one_class)
     print(f"read: {checkpoint}\nwritten: {path}, {len(found)} rows")
     return 0

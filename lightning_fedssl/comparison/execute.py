@@ -57,8 +57,8 @@ class Forked:
     def __init__(self, main: Callable[[], int], arguments: Sequence[str], log: Path) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
-        # One thread in the process that imports, as a run on a CPU has it if nothing is set.
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        # One thread in the process that imports, and so in each run: runs take one core each.
+        os.environ["OMP_NUM_THREADS"] = "1"
         self.process = context.Process(target=_fit, args=(main, arguments, os.getcwd(), log))
         self.process.start()
 

@@ -11,8 +11,8 @@ from lightning_fedssl.comparison.plan import Run
 from lightning_fedssl.comparison.results import rounds
 
 FIRST = 10.0
-"""Seconds before the first report; the next ones come after as many, and a quarter of the time so
-far."""
+"""Seconds before the first report. The wait grows by a quarter of the time so far, to ten minutes
+at most."""
 
 
 class SuiteProgress:
@@ -33,7 +33,7 @@ class SuiteProgress:
         seconds = time.monotonic() - self._began
         if seconds < self._next:
             return
-        self._next = FIRST + 1.25 * seconds
+        self._next = seconds + min(FIRST + seconds / 4, 60 * FIRST)
         done, total = self._done(), sum(run.max_rounds for run in self._runs)
         left = tqdm.format_interval(seconds * (total - done) / max(done - self._before, 1))
         print(f"  all runs: round {done} of {total}, about {left} left", flush=True)

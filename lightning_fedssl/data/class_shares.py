@@ -39,7 +39,7 @@ _OPTIONS = ("of", "rough", "rounded", "off_by", "counted", "public")
 _SIMULATED = {
     "rounded": ("rounded to", 0, 1),
     "off_by": ("off by a factor of", 1, math.inf),
-    "counted": ("samples counted:", 1, math.inf),
+    "counted": ("samples counted:", 1, 1e18),
 }
 """What makes shares of sites inexact: a text, above what the value is, and the largest."""
 _ABOUT = re.compile(r"(about|around|roughly|circa|ca\.?|~)\s*")
@@ -111,7 +111,7 @@ class ClassShares:
             how = "exact"
             for name in simulated:
                 text, low, high = _SIMULATED[name]
-                if not low < options[name] <= high:
+                if not low < options[name] <= high or (name == "counted" and options[name] % 1):
                     raise ValueError(
                         f"{KEY}.{name} is {options[name]}; give a share up to 1 to round to, a "
                         "factor above 1, or a number of samples"
@@ -260,7 +260,9 @@ def _made(shares: NDArray[np.float64], sureness: float) -> SiteShares:
     return SiteShares(tuple((shares / shares.sum()).tolist()), sureness)
 
 
-def drawn_to(predictions: Tensor, given: Mapping[str, Any], class_names: Sequence[str]) -> Tensor:
+def drawn_to(
+    predictions: Tensor, given: Mapping[str, Any], class_names: Sequence[str], one_class: bool
+) -> Tensor:
     """Class probabilities drawn to the shares of the site that the samples come from.
 
     As few samples need not have the classes of the whole, they are drawn the less the fewer they
@@ -270,12 +272,12 @@ def drawn_to(predictions: Tensor, given: Mapping[str, Any], class_names: Sequenc
         predictions: ``(samples, classes)``.
         given: What the site states; see :func:`read_row`.
         class_names: The classes, in the order of the columns.
+        one_class: Whether each sample has one class.
 
     Raises:
-        ValueError: If the samples have no class or several, or the shares are none.
+        ValueError: If it does not, or ``given`` does not fit.
     """
-    sums = predictions.flatten(1).sum(1)
-    if (sums - 1).abs().max() > 0.02:  # of 16 bits
+    if not one_class:
         raise ValueError("--class_shares is for samples of one class each; leave it out")
     stated = read_row(given, class_names)
     logits = predictions.clamp_min(torch.finfo(predictions.dtype).tiny).log()

@@ -1,4 +1,6 @@
-"""The description of a trained model as plain values: the content of ``model.json``."""
+"""The description of a trained model as plain values: a part of each checkpoint, and without the
+settings the content of ``model.json``.
+"""
 
 from __future__ import annotations
 

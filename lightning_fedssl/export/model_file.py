@@ -52,7 +52,7 @@ def save_model(network: nn.Module, description: Description, folder: Path) -> li
     contents = {
         # One key: of several the order would change from run to run.
         WEIGHTS: save(tensors, metadata={"format": "pt"}),
-        DESCRIPTION: described(network, without(description, ["settings"])),
+        DESCRIPTION: described(network, description),
         CONSTRUCTOR: _json({**built["init_args"], **of_data}),
     }
     for name, content in contents.items():
@@ -61,13 +61,14 @@ def save_model(network: nn.Module, description: Description, folder: Path) -> li
 
 
 def described(network: nn.Module, description: Description) -> bytes:
-    """The content of ``model.json``.
+    """The content of ``model.json``: without the settings, which may name files.
 
     Args:
         network: The network.
         description: What :func:`~lightning_fedssl.export.describe_model` returned.
     """
-    return _json({**description, "dtype": dtype_of(network)})
+    told = without(description, ["settings"])
+    return _json({**told, "dtype": dtype_of(network)})
 
 
 def _json(values: dict[str, Any]) -> bytes:

@@ -84,13 +84,13 @@ def stacked_by_shape(
     by_shape: dict[object, list[int]] = {}
     for place, state in enumerate(states):
         by_shape.setdefault(shapes_of(state), []).append(place)
-    memory: dict[tuple[str, tuple[int, ...]], Tensor]
-    memory = {(name, t.shape): t for old in before for name, t in old.items()}
+    memory: dict[tuple[str, tuple[int, ...], torch.dtype], Tensor]
+    memory = {(name, t.shape, t.dtype): t for old in before for name, t in old.items()}
     parts = []
     for rows in by_shape.values():
         part = {}
         for name, t in states[rows[0]].items():
-            into = memory.pop((name, (len(rows), *t.shape)), None)
+            into = memory.pop((name, (len(rows), *t.shape), t.dtype), None)
             part[name] = _stack([states[row][name] for row in rows], into)
         parts.append((rows, part))
     return parts

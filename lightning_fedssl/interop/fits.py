@@ -402,8 +402,11 @@ class SendsCounters(FederatedAlgorithm):
         Args:
             update: The update.
         """
-        sent = update.payload.items()
-        return {name: (-_MOST, _MOST) for name, t in sent if t.dtype == torch.int64}
+        limits = dict(super().payload_limits(update))
+        for name, t in update.payload.items():
+            if t.dtype == torch.int64:
+                limits[name] = (-_MOST, _MOST)
+        return limits
 
     def _counters(self) -> list[str]:
         return [f"network.{name}" for name in counters_of(cast(Any, self).network)]
@@ -411,10 +414,11 @@ class SendsCounters(FederatedAlgorithm):
     def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
         """See the base class; of counters the largest remain."""
         largest: State = {}
+        names = self._counters()
 
         def noted() -> Iterator[ClientUpdate]:
             for update in updates:
-                for name in self._counters():
+                for name in names:
                     t = update.payload[name]
                     largest[name] = torch.maximum(largest.get(name, t), t)
                 yield update
@@ -425,15 +429,15 @@ class SendsCounters(FederatedAlgorithm):
 
 
 def counters_of(module: nn.Module) -> list[str]:
-    """The names of a module's buffers of whole numbers, but for the counts of batch norms that do
-    not use them: those with a momentum.
+    """The names of a module's buffers of whole numbers that belong to its state, but for the counts
+    of batch norms that do not use them: those with a momentum.
     """
-    names = []
+    names, kept = [], module.state_dict().keys()
     for place, part in module.named_modules():
         unused = isinstance(part, _BatchNorm) and part.momentum is not None
-        for name, t in part.named_buffers(recurse=False):
-            if not t.is_floating_point() and not unused:
-                names.append(f"{place}.{name}" if place else name)
+        for name, t in part.named_buffers(place, recurse=False):
+            if not t.is_floating_point() and not unused and name in kept:
+                names.append(name)
     return names
 
 

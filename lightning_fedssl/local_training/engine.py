@@ -40,12 +40,13 @@ On one NVIDIA H200 a step of ten clients with 31,000 (SemiFL) takes 13 ms stacke
 """
 
 
-CPU_STACK = 50
-"""The same on a CPU."""
+FEWEST, CPU_STACK = 20, 25
+"""Clients of a round from which on ``auto`` stacks on a CPU, and the most in a stack. One rank
+trains a stack, so larger ones would leave the other cores idle."""
 
 SMALL = 400_000
-"""Weights times images of a batch, and numbers in the images of a client, up to which ``auto``
-stacks clients on a CPU.
+"""Up to so many weights times images of a batch, and so many numbers in all images of a client,
+``auto`` stacks clients on a CPU.
 
 One thread of an AMD EPYC (Zen 4), PyTorch 2.15, CPU time of a step of 10 and 20 clients over that
 of one after another: 1,000 weights, batches of 10: 0.50 and 0.30; 30,730: 0.9 and 0.48; 7,850,
@@ -95,7 +96,7 @@ class LocalTraining:
             device: The ranks' kind of device.
             auto: The largest stack on a CPU with ``clients_at_once: auto``.
         """
-        size = stack_size(self.clients_at_once, 1 if self.refusal else auto)
+        size = stack_size(self.clients_at_once, auto)
         return sampling.equal_parts(clients, size if device.type == "cpu" else 1)
 
     def train_clients(
@@ -199,7 +200,7 @@ def stack_size(clients_at_once: ClientsAtOnce, auto: int = 1) -> int:
 def cpu_stack_size(algorithm: FederatedAlgorithm, data: LocalData, numbers: Sequence[int]) -> int:
     """The most clients that ``auto`` stacks on a CPU: many where their steps are small, or one.
 
-    Stacks gain where the steps of at least ten clients take less than the calls of PyTorch, and
+    Stacks gain where the steps of many clients take less than the calls of PyTorch, and
     where clients have batches of equal shapes: others need calls of their own.
 
     Args:
@@ -211,7 +212,7 @@ def cpu_stack_size(algorithm: FederatedAlgorithm, data: LocalData, numbers: Sequ
     weights = [*algorithm.parameters()]
     known = vars(type(algorithm)).get("same_step_every_round")
     flat = all(p.dim() <= 2 for p in weights)
-    alike = len(numbers) >= CUDA_STACK and max(numbers) - min(numbers) <= 1
+    alike = len(numbers) >= FEWEST and max(numbers) - min(numbers) <= 1
     products = data.batch_size * sum(p.numel() for p in weights)
     values = max(numbers) * data.images.shape[1:].numel()  # the views of all are in memory at once
     return CPU_STACK if known and flat and alike and max(products, values) <= SMALL else 1

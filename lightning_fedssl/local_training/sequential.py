@@ -234,20 +234,48 @@ class Loop:
             batch_ended: Called after each step.
         """
         algorithm = self.algorithm
-        optimizer = self.optimizer
-        fabric = self.fabric
         if work.train is not None:
             work.train(work.num_steps, batch_ended)
             self._delete_gradients()
             return
-        function = "server_training_step" if loss_name.startswith("server") else "training_step"
         named = self.live.parameters() if work.control_variate else {}
         corrected = [(named[name], value) for name, value in work.control_variate.items()]
+        algorithm.train()
+        function = "server_training_step" if loss_name.startswith("server") else "training_step"
+        step_of = self._step(training_step, function, corrected)
+        losses = defaultdict(list)
+        for step, batch in enumerate(work):
+            if algorithm.step_factors:
+                set_learning_rate(self.optimizer, algorithm.step_factors[step])
+            for value, logged, weight in step_of(batch, step):
+                if logged:
+                    algorithm.log(logged, value, batch_size=weight)
+                else:
+                    losses[weight].append(value)
+                    batch_ended(step)
+        self._delete_gradients()  # the memory is free while others train
+        for size, of_batches in losses.items():
+            mean = torch.stack(of_batches).mean(dtype=torch.float64)
+            algorithm.log(loss_name, mean, batch_size=size * len(of_batches))
+
+    def _step(
+        self,
+        training_step: Callable[[Batch, Any], object],
+        function: str,
+        corrected: list[tuple[Tensor, Tensor]],
+    ) -> Function:
+        """A step on a batch, recorded on a CUDA device.
+
+        Args:
+            training_step: Returns the loss of a batch.
+            function: Its name in messages.
+            corrected: Weights with what is added to their gradients.
+        """
+        algorithm, fabric = self.algorithm, self.fabric
         max_norm = algorithm.gradient_clip_norm
         if max_norm is None and corrected:
             # Clips nothing, but a scaled gradient must be unscaled before it is corrected.
             max_norm = math.inf
-        algorithm.train()
 
         def update(batch: Batch, number: int | Tensor) -> Values:
             self._delete_gradients()
@@ -272,24 +300,10 @@ class Loop:
             self.scaled.step()
             return [*values, (loss.detach(), "", len(next(iter(batch.values()))))]
 
-        step_of: Function = update
-        if fabric.device.type == "cuda":
-            name = f"{type(algorithm).__name__}.{function}"
-            step_of = Recorded(update, name, may_record(algorithm, optimizer))
-        losses = defaultdict(list)
-        for step, batch in enumerate(work):
-            if algorithm.step_factors:
-                set_learning_rate(optimizer, algorithm.step_factors[step])
-            for value, logged, weight in step_of(batch, step):
-                if logged:
-                    algorithm.log(logged, value, batch_size=weight)
-                else:
-                    losses[weight].append(value)
-                    batch_ended(step)
-        self._delete_gradients()  # the memory is free while others train
-        for size, of_batches in losses.items():
-            mean = torch.stack(of_batches).mean(dtype=torch.float64)
-            algorithm.log(loss_name, mean, batch_size=size * len(of_batches))
+        if fabric.device.type != "cuda":
+            return update
+        name = f"{type(algorithm).__name__}.{function}"
+        return Recorded(update, name, may_record(algorithm, self.optimizer))
 
     def _delete_gradients(self) -> None:
         """Do what the optimizer's ``zero_grad`` does, without its 10 microseconds for profiling."""

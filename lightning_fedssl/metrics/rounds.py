@@ -284,7 +284,7 @@ class Scalars:
         shares, sums, durations = zip(*parts, strict=True)
         counts = totals_of(sums)
         metrics = means_of(shares, order) | counts
-        sent = self._add_bytes(counts)
+        sent = self._take_bytes(counts)
         if self.total_bytes:
             metrics["communication/total_bytes"] = self.total_bytes
         metrics["time/round_s"] = max(durations)
@@ -302,7 +302,7 @@ class Scalars:
             gather: Gives every rank's value.
             before: The bytes of the last round of this command; None if it had none.
         """
-        sent = self._add_bytes(totals_of(gather(self._sums)))
+        sent = self._take_bytes(totals_of(gather(self._sums)))
         if not any(sent.values()):
             return {}
         whole = {"communication/total_bytes": self.total_bytes}
@@ -310,7 +310,7 @@ class Scalars:
             return whole
         return whole | {name: before.get(name, 0.0) + size for name, size in sent.items() if size}
 
-    def _add_bytes(self, counts: Metrics) -> Metrics:
+    def _take_bytes(self, counts: Metrics) -> Metrics:
         self._sums.clear()
         sent = below("communication/", counts)
         self.total_bytes += sum(sent.values())

@@ -28,6 +28,9 @@ def hyperparameters(method: Method) -> Method:
         method: The class, without a constructor of its own. The types of its attributes are
             imported at run time.
 
+    Raises:
+        TypeError: The class has a constructor, or a default that all its objects would share.
+
     Example:
         >>> from lightning_fedssl import CNN, FedAvg, hyperparameters
         >>> @hyperparameters
@@ -38,11 +41,15 @@ def hyperparameters(method: Method) -> Method:
         0.2
     """
     made: Any = method
+    if "__init__" in vars(made):
+        raise TypeError(f"{made.__name__} has an __init__: write what it checks as check_arguments")
     apart = inspect.signature(made.__post_init__).parameters
     known = {"self": Parameter("self", Parameter.POSITIONAL_ONLY)}
     for name, kind in inspect.get_annotations(made, eval_str=True).items():
-        if getattr(kind, "__origin__", None) is not ClassVar:
+        if kind is not ClassVar and getattr(kind, "__origin__", None) is not ClassVar:
             default = vars(made).get(name, Parameter.empty)
+            if type(default).__hash__ is None:
+                raise TypeError(f"{made.__name__}.{name}: its objects would share {default}")
             kind = kind.type if isinstance(kind, InitVar) else kind
             known[name] = Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
             if name in apart and name in vars(made):
@@ -52,26 +59,40 @@ def hyperparameters(method: Method) -> Method:
             known.setdefault(name, parameter)
     signature = inspect.Signature([*known.values()])
 
-    def __init__(self: Any, **given: Any) -> None:  # noqa: N807
-        bound = signature.bind(self, **given)
+    def __init__(self: Any, *unnamed: Any, **given: Any) -> None:  # noqa: N807
+        kind = type(self)
+        try:
+            bound = signature.bind(self, *unnamed, **given)
+        except TypeError as error:
+            raise TypeError(f"{kind.__name__}: {error}; arguments are given by name") from None
         bound.apply_defaults()
         values = bound.arguments
         del values["self"]
-        for name in values.keys() - apart.keys():
-            default = known[name].default
-            if getattr(type(self), name, default) is not default:
+        derived = kind.__mro__[: kind.__mro__.index(made)]
+        for name in values:
+            changed = vars(made).get(name, known[name].default) is not known[name].default
+            if changed or any(name in vars(each) for each in derived):
                 raise TypeError(
-                    f"{type(self).__name__}.{name} does not change the default of {name}: write "
-                    f"{name} with its type, as in a dataclass, and @hyperparameters before class"
+                    f"{kind.__name__}.{name} does not change the default of {name}: write {name} "
+                    "with its type, as in a dataclass, and @hyperparameters before class"
                 )
-            vars(self)[name] = values[name]
+            if name not in apart:
+                vars(self)[name] = values[name]
         self.__post_init__(**{name: values[name] for name in values if name in apart})
-        # What the command line has given, or an __init__ of a derived class, and then the others.
+        # What the command line has given, and arguments of an __init__ of a derived class.
+        # Lightning adds those of a module whose constructor makes this one.
         self.save_hyperparameters()
+        own = set[str]()
+        for each in kind.__mro__:
+            if "__init__" in vars(each):
+                own |= inspect.signature(vars(each)["__init__"]).parameters.keys()
+        for name in [*self.hparams]:
+            if name not in own and not name.startswith("_"):
+                del self.hparams[name]
         for name, value in values.items():
-            self.hparams.setdefault(name, value)
-        if isinstance(self.hparams["network"], str):  # a function that the command line names
-            self.hparams["network"] = values["network"]
+            written = self.hparams.get(name)
+            if not (isinstance(written, dict) and "class_path" in written):
+                self.hparams[name] = value
 
     made.__init__ = __init__
     made.__init__.__signature__ = signature

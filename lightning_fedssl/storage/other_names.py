@@ -53,6 +53,8 @@ OTHER_NAMES = {
     "limit_predict_batches": _WHOLE,
     "log_every_n_steps": "every round is logged once; report.html has the steps of each client",
     "min_steps": _EPOCHS,
+    "early_stopping_callback": "it is one of trainer.callbacks",
+    "early_stopping_callbacks": "they are among trainer.callbacks",
     "train_dataloader": _LOADERS,
     "train_dataloaders": "FedAvg.from_lightning(module, train_dataloaders) takes one a client",
     "val_dataloaders": _LOADERS,

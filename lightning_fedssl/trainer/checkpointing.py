@@ -74,7 +74,7 @@ def save_model(run: Run, folder: Path) -> None:
 
 
 def _description(run: Run) -> Description:
-    """The content of ``model.json`` for the present model."""
+    """The description of the run with its present model; see :func:`describe_model`."""
     return describe_model(
         run.algorithm,
         run.datamodule,
@@ -199,21 +199,24 @@ def take(run: Run, weights_only: bool = False) -> checkpoint_file.Checkpoint:
 
 
 @contextmanager
-def reading(path: Path | None) -> Iterator[None]:
+def reading(run: Run) -> Iterator[None]:
     """Inside, an error that an edited entry of a checkpoint can cause names the file.
 
-    Each part of a run reads some of its entries, so the commands run inside.
+    Each part of a command reads some of its entries, so the commands run inside. Errors of later
+    rounds than the first after the checkpoint are the run's own.
 
     Args:
-        path: The checkpoint; None for none, to which no error belongs.
+        run: The run.
 
     Raises:
         ValueError: In place of the error.
     """
+    run.loaded_round = run.round.index
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError) as error:
-        if path is None or isinstance(error, torch.OutOfMemoryError):
+        path, later = run.ckpt_path, run.round.index > run.loaded_round + 1
+        if path is None or later or isinstance(error, torch.OutOfMemoryError):
             raise
         raise ValueError(
             f"ckpt_path: a run that began with {path} ended by {error!r}. If one without it does "
@@ -254,7 +257,8 @@ def load_model(run: Run, path: Path) -> checkpoint_file.Checkpoint:
     server.update(personal=only(loaded["state_dict"], server.personal))
     load_state(run.algorithm, only(loaded["state_dict"], kept))
     server.version = state["version"]
-    run.round = Round(loaded["round"], run.settings.max_rounds)
+    run.loaded_round = loaded["round"]
+    run.round = Round(run.loaded_round, run.settings.max_rounds)
     run.algorithm.current_round = run.round
     run.algorithm.origin = {key: loaded[key] for key in ("seed", "partition", "model")}
     restore(run.hooks.callbacks, loaded["callbacks"])

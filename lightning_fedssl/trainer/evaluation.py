@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl import sampling
+from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.class_shares import drawn_to
 from lightning_fedssl.data.datasets import plural
 from lightning_fedssl.functional.by_name import prefixed
+from lightning_fedssl.hooks import Hooks
 from lightning_fedssl.metrics.evaluation import EvaluationMetrics, scalars
 from lightning_fedssl.metrics.rounds import MetricCollector, Metrics
 from lightning_fedssl.run import Run
@@ -80,7 +82,7 @@ def evaluate(run: Run, stage: Literal["validate", "test"]) -> Metrics:
     rank, ranks = run.fabric.global_rank, run.fabric.world_size
     step = algorithm.validation_step if stage == "validate" else algorithm.test_step
     run.folder.use()
-    _load_evaluated_model(run)
+    _load_evaluated_model(run.hooks, run.algorithm)
     scores = EvaluationMetrics(keys.metrics, data.num_classes, ranks, algorithm.task)
     collector = MetricCollector(ranks)
     run.scalars.add_logged()  # what follows is of the evaluation
@@ -131,14 +133,15 @@ def predict(run: Run, shares: Mapping[str, Any] | None) -> tuple[Tensor, str | N
     data, keys = run.datamodule, run.settings
     classes = data.spec.class_names
     files = data.predict_files()
-    _load_evaluated_model(run)
+    _load_evaluated_model(run.hooks, run.algorithm)
     with torch.no_grad(), run.fabric.autocast():
         batches = enumerate(data.predict_batches(keys.dtype))
         rows = [run.algorithm.predict_step(batch, index).cpu() for index, batch in batches]
     run.folder.use()  # not before all images could be read
     predictions = torch.cat(rows)
+    one_class = "one class" in data.task.gives
     if shares is not None:
-        predictions = drawn_to(predictions, shares, classes)
+        predictions = drawn_to(predictions, shares, classes, one_class)
     if not run.fabric.is_global_zero or keys.fast_dev_run:
         return predictions, None
     path = Path(run.folder.log_dir or keys.default_root_dir) / "predictions.csv"
@@ -146,13 +149,12 @@ def predict(run: Run, shares: Mapping[str, Any] | None) -> tuple[Tensor, str | N
         path = path.with_suffix("")
         run_folder.write_masks(predictions.argmax(dim=1), path, files, data.predict_sizes())
     else:
-        one_class = "one class" in data.task.gives
         run_folder.write_predictions(predictions, path, classes, files, one_class)
     _log.info("predictions of %s: %s", plural(len(predictions), data.spec.noun), path)
     return predictions, str(path)
 
 
-def _load_evaluated_model(run: Run) -> None:
-    run.hooks.call("on_evaluation_start")
-    load_state(run.algorithm, run.algorithm.evaluated_model())
-    run.algorithm.eval()
+def _load_evaluated_model(hooks: Hooks, algorithm: FederatedAlgorithm) -> None:
+    hooks.call("on_evaluation_start")
+    load_state(algorithm, algorithm.evaluated_model())
+    algorithm.eval()

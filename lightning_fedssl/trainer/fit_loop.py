@@ -46,7 +46,7 @@ def fit(run: Run, federation: RunFederation, begins: Callable[[], object]) -> Me
         ``max_rounds``.
 
     Raises:
-        ValueError: If every update of every client was rejected.
+        ValueError: If every update of every client was rejected, in a run that began with round 1.
     """
     forget_earlier_run(run)
     last = run.settings.max_rounds
@@ -89,7 +89,7 @@ def fit(run: Run, federation: RunFederation, begins: Callable[[], object]) -> Me
             # So that the saved model has statistics that belong to its weights.
             run.hooks.call("on_evaluation_start")
         else:
-            if "rejected" in outcomes and "finished" not in outcomes:
+            if first == 1 and "rejected" in outcomes and "finished" not in outcomes:
                 raise ValueError(
                     "no client's update was accepted in any round, so the clients have taught the "
                     "model nothing; the log names the reason for each: lower the learning rate "

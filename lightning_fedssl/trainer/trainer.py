@@ -503,7 +503,7 @@ def run_command(
         if stage == "fit":
             setup.warn_of_what_costs(run.datamodule, fabric, run.settings.precision)
         run.folder.log_hyperparams(dict(run.algorithm.hparams))
-        with _closing(run.hooks, run.folder, stage), checkpointing.reading(run.ckpt_path):
+        with _closing(run.hooks, run.folder, stage), checkpointing.reading(run):
             if stage == "fit":
                 metrics = fit_loop.fit(run, federation, report.begin)
             else:

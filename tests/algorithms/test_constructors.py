@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from lightning.pytorch import LightningModule
 
 from lightning_fedssl import CNN, FixMatch
 from lightning_fedssl.storage.hyperparameters import hyperparameters
@@ -36,6 +37,22 @@ def test_defaults_that_would_have_no_effect_are_refused() -> None:
     for method in (undecorated, untyped, type("Mine", (untyped,), {})):
         with pytest.raises(TypeError, match=r"Mine\.threshold does not change the default of threshold"):
             method(network=CNN)
+    with pytest.raises(TypeError, match=r"Mine\.freeze does not change the default of freeze"):
+        type("Mine", (FixMatch,), {"freeze": ("*",)})(network=CNN)
+    for wrong in ({"__init__": print}, {"__annotations__": {"bounds": list}, "bounds": []}):
+        with pytest.raises(TypeError, match=r"Mine has an __init__|Mine\.bounds: its objects would share"):
+            hyperparameters(type("Mine", (FixMatch,), wrong))
+
+
+def test_a_module_that_makes_a_method_lends_it_no_arguments() -> None:
+    class Wrapper(LightningModule):
+        def __init__(self, lr: float = 0.5, threshold: float = 0.1) -> None:
+            super().__init__()
+            self.method = FixMatch(network=CNN, threshold=0.9)
+
+    found = Wrapper().method.hparams
+    assert "lr" not in found
+    assert found["threshold"] == 0.9
 
 
 def test_mypy_refuses_wrong_arguments(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lightning_fedssl.callbacks.run_result import RunResult, summarize_run
+from lightning_fedssl.callbacks.run_result import _write, summarize_run
 from lightning_fedssl.storage.files import as_json
 from lightning_fedssl.trainer import FederatedTrainer
 from tests.toy import ToyData, toy_semifl, toy_trainer
@@ -38,6 +39,7 @@ def test_a_number_that_json_does_not_have_is_null(trained: FederatedTrainer) -> 
 def test_the_result_is_replaced_in_one_step(trained: FederatedTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path(str(trained.log_dir), "result.json")
     path.write_text("before")
-    monkeypatch.setattr(os, "replace", lambda new, old: None)  # as if killed before it
-    RunResult().on_evaluation_end(trained, trained.algorithm, {})
-    assert path.read_text() == "before"
+    replaced = list[Any]()
+    monkeypatch.setattr(os, "replace", lambda new, old: replaced.append(old))  # as if killed before it
+    _write(trained, trained.algorithm)
+    assert (path.read_text(), Path(*replaced)) == ("before", path)

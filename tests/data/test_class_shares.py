@@ -49,6 +49,7 @@ def test_a_site_states_shares_texts_or_counts(row: dict[str, Any], expected: tup
         ({"9": {"a": 1, "b": 0, "c": 0}}, "9 is not a site; there are 0, 1, 2, 3"),
         ({"of": "sites", "round": 0.2}, "class_shares.round: there are"),
         ({"of": "sites", "rounded": 0}, "rounded is 0"),
+        ({"of": "sites", "counted": 2.5}, "counted is 2.5"),
         ({"of": "sites", "rounded": 0.2, "counted": 20}, "leave it out"),
         ({"of": {"a": 1, "b": 0, "c": 0}, "counted": 20}, "leave it out"),
         ([0.2, 0.8], "give a mapping"),

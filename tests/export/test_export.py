@@ -174,6 +174,9 @@ def test_a_folder_for_the_hub_has_a_card(tmp_path: Path, run: tuple[SemiFL, Path
     assert files == {"model.safetensors", "model.json", "config.json", "README.md", "model.pt2"}
     card = (tmp_path / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: pytorch\n")
+    for format in ("hub", "torch_export"):  # the settings may name files
+        export(*network_of(run[1] / "last.ckpt"), tmp_path / format, format)
+        assert "settings" not in json.loads((tmp_path / format / "model.json").read_text())
     assert f"| val/accuracy | {load_network(tmp_path)[1]['metrics']['val/accuracy']:.4f} |" in card
     assert all(words in card for words in ("2106.01432", "torch.rand(1, 1, 8, 8)"))
 

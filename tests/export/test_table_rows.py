@@ -99,7 +99,7 @@ def test_new_rows_are_drawn_to_the_shares_of_their_site(folder: Path) -> None:
             found.append([float(row["probability_ill"]) for row in csv.DictReader(file)])
     assert all(few < many for few, many in zip(*found, strict=True))
     with pytest.raises(ValueError, match="one class each"):
-        drawn_to(torch.tensor([[0.9, 0.8]]), {"ill": 0.1}, ["ill", "well"])
+        drawn_to(torch.tensor([[0.9, 0.1]]), {"ill": 0.1}, ["ill", "well"], one_class=False)
 
 
 def test_five_lines_of_torch_and_json_give_the_same_classes(folder: Path) -> None:

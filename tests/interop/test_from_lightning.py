@@ -28,6 +28,7 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import ClientEvaluation
 from lightning_fedssl.functional.averaging import WeightedSum
 from lightning_fedssl.functional.schedules import Cosine
+from lightning_fedssl.interop.fits import counters_of
 from lightning_fedssl.interop.loaders import samples_of
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.updates.acceptance import check_payload
@@ -389,6 +390,7 @@ class Ramp(Line):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("steps", torch.tensor(0))
+        self.register_buffer("positions", torch.arange(3), persistent=False)  # a constant, which nobody sends
         self.seen: list[tuple[int, int, int]] = []
         self.lasts: set[int | None] = set()
 
@@ -407,6 +409,7 @@ def test_counters_go_on_from_round_to_round(tmp_path: Path) -> None:
     federation = FedAvg.from_lightning(module, loaders, client_epochs=2, val_dataloaders=loaders[0])
     _, trainer = fit(tmp_path, federation, max_rounds=2)
     assert int(module.steps) == 2 * 6  # the largest count of a client
+    assert counters_of(module) == ["steps"]
     sent = ClientUpdate(0, {}, {}, 6, 4, {"network.steps": torch.tensor(2**62)})
     assert "not possible" in str(check_payload(federation[0], sent))
     assert {count for count, _, _ in module.seen[14:]} == set(range(6, 12))

@@ -148,13 +148,15 @@ def test_split_learning_stacks_no_clients_whose_optimizer_joins_weights(tmp_path
         trainer.fit(algorithm, ToyData())
         results.append(weights(algorithm))
     assert_same(*results)
-    assert trainer.local_training.refusal.startswith("the optimizer Normalized is not known")
+    training, clients = trainer.local_training, range(6)
+    assert training.refusal.startswith("the optimizer Normalized is not known")
+    assert len(training.stacks(clients, torch.device("cpu"))) == 2  # as on ranks that know of no refusal
 
 
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "small and alike": (partial(small, FedAvg), {}),
-    "too few": (partial(small, FedAvg), {"num_clients": 9}),
-    "unlike": (partial(small, FedAvg), {"partition": Dirichlet(alpha=0.5)}),
+    "too few": (partial(small, FedAvg), {"num_clients": 19}),
+    "unlike": (partial(small, FedAvg), {"partition": Dirichlet(alpha=0.5, min_size=1)}),
     "convolutions": (partial(toy, FedAvg), {}),
     "large": (partial(small, FedAvg, network=partial(MLP, hidden=(2000,))), {}),
     "a method of one's own": (partial(small, type("Own", (FedAvg,), {})), {}),
@@ -171,10 +173,15 @@ def test_auto_on_a_cpu_stacks_small_steps_of_many_alike(
     found = []
     for at_once in (1, "auto"):
         algorithm = build()
-        given = {"clients_at_once": at_once, "clients_per_round": None, "max_rounds": 2, "precision": "64-true"}
+        given = {
+            "clients_at_once": at_once,
+            "clients_per_round": data.get("num_clients", 20),
+            "max_rounds": 2,
+            "precision": "64-true",
+        }
         trainer = toy_trainer(tmp_path / str(at_once), logger=False, **given)
         with caplog.at_level(logging.WARNING):
-            trainer.fit(algorithm, labeled_clients(**{"num_clients": 10} | data))
+            trainer.fit(algorithm, labeled_clients(**{"num_clients": 20} | data))
         found.append(torch.cat([t.flatten() for t in weights(algorithm).values()]))
     assert torch.equal(found[0], found[1]) == (case != "small and alike")
     assert torch.allclose(found[0], found[1], rtol=1e-10)

@@ -12,7 +12,7 @@ import torchvision
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lightning_fedssl.algorithms import FedMatch
+from lightning_fedssl.algorithms import FedAvg, FedMatch
 from lightning_fedssl.models import CNN, ResNet18
 from lightning_fedssl.models.pretrained import load_weights
 from tests.algorithms.helpers import METHODS
@@ -72,6 +72,8 @@ def test_a_mismatch_names_every_tensor(saved: tuple[Path, dict[str, Tensor]]) ->
     assert f"unknown to the network: {', '.join(unknown)};" in message
     assert "of another shape: classifier.weight is (3, 16) instead of (5, 16), classifier.bias is (3,)" in message
     assert "model.init_except" in message
+    options: dict[str, Any] = {"num_classes": 3, "in_shape": (1, 8, 8), "init_from": path}
+    FedAvg(network=small, init_except="classifier", **options).configure_model()
     with pytest.raises(ValueError, match=r"missing in the file: convs.0.bias, convs.1.bias, convs.2.bias"):
         load_weights(small(norm="none"), path)
 

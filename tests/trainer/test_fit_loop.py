@@ -212,7 +212,7 @@ def test_the_last_pictures_are_those_of_the_round_that_ends_the_run(tmp_path: Pa
     assert pictures.seen == [(number, number == stop) for number in range(1, stop + 1)]
 
 
-def test_a_run_needs_no_trainer(tmp_path: Path) -> None:
+def test_an_evaluation_needs_no_trainer(tmp_path: Path) -> None:
     algorithm, trainer = toy_semifl(), toy_trainer(tmp_path, max_rounds=1)
     trainer.fit(algorithm, ToyData())
     run = copy(trainer.run)

@@ -19,7 +19,7 @@ def probability(method: FederatedAlgorithm, *names: str) -> None:
     """
     for name in names:
         value = getattr(method, name)
-        require(0 <= value <= 1, name, value, "give a number from 0 to 1")
+        require(0 <= value <= 1, name, value, "give a number from 0 to 1, such as 0.95")
 
 
 def above_zero(method: FederatedAlgorithm, *names: str) -> None:
