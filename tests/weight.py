@@ -24,12 +24,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-    "logic nodes of package and callbacks": 126_400,
+    "logic nodes of package and callbacks": 126_700,
     "logic nodes of the core": 22_500,
     "comprehensions per 1,000 lines": 35,
     "functional spellings per 1,000 lines": 8,
     "lines over 100 characters": 0,
-    "tests": 21_500,
+    "tests": 21_550,
     "benchmarks": 2_800,
     "lines of Markdown": 3_600,
     "lines of README.md": 100,

@@ -40,9 +40,9 @@ On one NVIDIA H200 a step of ten clients with 31,000 (SemiFL) takes 13 ms stacke
 """
 
 
-FEWEST, CPU_STACK = 20, 25
+FEWEST, CPU_STACK = 20, 50
 """Clients of a round from which on ``auto`` stacks on a CPU, and the most in a stack. One rank
-trains a stack, so larger ones would leave the other cores idle."""
+trains a stack: of fewer clients two ranks would be as fast one after another."""
 
 SMALL = 400_000
 """Up to so many weights times images of a batch, and so many numbers in all images of a client,
