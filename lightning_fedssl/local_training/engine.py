@@ -40,9 +40,10 @@ On one NVIDIA H200 a step of ten clients with 31,000 (SemiFL) takes 13 ms stacke
 """
 
 
-FEWEST, CPU_STACK = 20, 50
+FEWEST, CPU_STACK = 20, 25
 """Clients of a round from which on ``auto`` stacks on a CPU, and the most in a stack. One rank
-trains a stack: of fewer clients two ranks would be as fast one after another."""
+trains a stack: of fewer clients two ranks are as fast one after another, and stacks of 50 gain no
+more (1.36 and 1.41 times the tight loop of benchmarks/run.py, of which one by one 2.2)."""
 
 SMALL = 400_000
 """Up to so many weights times images of a batch, and so many numbers in all images of a client,

@@ -195,7 +195,8 @@ def audited(privacy: CentralDP, delta: float = 1e-3, runs: int = 400) -> float:
     """A lower bound of epsilon with 99 % confidence, at most 20: that of Gaussian noise of the measured deviation.
 
     An attacker who knows the direction of the canary decides by the likelihood ratio, which grows with the movement in
-    that direction. It sees nothing of noise that is not Gaussian. Counting errors would need 1,500 runs to see that a noise was halved, and 100,000 for 8 rounds.
+    that direction. It sees nothing of noise that is not Gaussian. Counting errors would need 1,500 runs to see that a
+    noise was halved, and 100,000 for 8 rounds.
     """
     without, canary = np.array([[one_round(privacy, k, 2 * i + k) for i in range(runs)] for k in (False, True)])
     mu = (canary.mean() - without.mean()) / math.sqrt((canary.var() + without.var()) / 2)
