@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.functional.by_name import below
+from lightning_fedssl.functional.dictionaries import starting_with
 from lightning_fedssl.state import load_state
 from lightning_fedssl.storage.files import write_table
 
@@ -76,7 +76,7 @@ class ClientEvaluation(FederatedCallback):
     ) -> None:
         """Evaluate the model for every client, and add the results to the round's metrics."""
         number = trainer.round_index
-        is_test = bool(below("test/", metrics))  # fit tests after its last round
+        is_test = bool(starting_with("test/", metrics))  # fit tests after its last round
         if trainer.training and not (is_test or trainer.evaluates_now):
             return
         accuracies = self._accuracies(trainer, algorithm, lambda _: algorithm.server.personal)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.functional.by_name import mapped
+from lightning_fedssl.functional.dictionaries import map_values
 from lightning_fedssl.storage.files import write_table
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class CommunicationLedger(FederatedCallback):
         for of_rank in trainer.gather(dict(self._sent)):
             for key, transfers in of_rank.items():
                 sent[key] += transfers
-        self.entries = mapped(replace, self._before)
+        self.entries = map_values(replace, self._before)
         for key, transfers in sent.items():
             self.entries.setdefault(key, Entry()).add(transfers)
 

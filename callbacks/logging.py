@@ -20,7 +20,7 @@ from lightning_fedssl.callbacks.answer import accuracy_error
 from lightning_fedssl.callbacks.checkpoint import FederatedCheckpoint
 from lightning_fedssl.callbacks.labels_alone import LabelsAlone, export_command
 from lightning_fedssl.data.datasets import plural
-from lightning_fedssl.functional.by_name import below
+from lightning_fedssl.functional.dictionaries import starting_with
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -135,7 +135,7 @@ def result_parts(
 
 def own_parts(metrics: Metrics, stage: Literal["val", "test"]) -> list[str]:
     """What an evaluation logs under names of its own, such as ``val_mse``."""
-    return [f"{name} {value:.4g}" for name, value in below(stage, metrics).items()]
+    return [f"{name} {value:.4g}" for name, value in starting_with(stage, metrics).items()]
 
 
 class RoundProgress(FederatedCallback):
@@ -225,7 +225,7 @@ class RoundProgress(FederatedCallback):
         self._parts = round_parts(metrics, len(trainer.datamodule.validation_labels))
         self._move(trainer)
         # Without an evaluation most rounds say nothing new.
-        every = 1 if below("val", metrics) else max(1, trainer.max_rounds // SILENT_LINES)
+        every = 1 if starting_with("val", metrics) else max(1, trainer.max_rounds // SILENT_LINES)
         due = trainer.round_index % every == 0 or trainer.round_index == trainer.max_rounds
         if self._bar is not None and due and not (repaints() or self.of):
             trainer.print(str(self._bar))
@@ -236,7 +236,7 @@ class RoundProgress(FederatedCallback):
         """Print the result on the test images, or on the validation images after the command
         ``validate``.
         """
-        is_test = bool(below("test", metrics))
+        is_test = bool(starting_with("test", metrics))
         if not is_test and trainer.training:
             return
         self._close()

@@ -9,7 +9,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.labels_alone import LabelsAlone
-from lightning_fedssl.functional.by_name import mapped
+from lightning_fedssl.functional.dictionaries import map_values
 from lightning_fedssl.storage.files import as_json, write_bytes
 from lightning_fedssl.version import __version__
 
@@ -91,7 +91,7 @@ def summarize_run(
             for name, t in trainer.metric_values.items()
             if t.dim() == 2 and not name.endswith("/largest_errors")  # true labels of samples
         },
-        "metrics": mapped(float, dict(sorted(values.items()))),
+        "metrics": map_values(float, dict(sorted(values.items()))),
     }
 
 

@@ -24,7 +24,7 @@ from lightning_fedssl.functional.batch_norm import (
     has_static_batch_norm,
     measuring_batches,
 )
-from lightning_fedssl.functional.by_name import prefixed, taken
+from lightning_fedssl.functional.dictionaries import add_prefix
 from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class StaticBatchNorm(FederatedCallback):
         The parties are divided among the ranks.
         """
         parties = range(sampling.SERVER, trainer.datamodule.num_clients)
-        weights = prefixed("for statistics ", sizes_of(algorithm.server.parameters))
+        weights = add_prefix("for statistics ", sizes_of(algorithm.server.parameters))
         mine = {}
         own = parties[trainer.global_rank :: trainer.world_size]
         clients = [party for party in own if party != sampling.SERVER]
@@ -208,7 +208,8 @@ class StaticBatchNorm(FederatedCallback):
             if party != sampling.SERVER:
                 self._transfer(trainer, party, "up", _sizes_of_moments(moments))
         sent = move_data_to_device(mine, torch.device("cpu")) if trainer.world_size > 1 else mine
-        everyone = taken(ChainMap(*trainer.gather(sent)), parties)
+        of_all = ChainMap(*trainer.gather(sent))
+        everyone = {party: of_all[party] for party in parties if party in of_all}
         moved: dict[int, LayerMoments] = move_data_to_device(everyone, trainer.fabric.device)
         return moved
 

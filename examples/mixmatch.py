@@ -40,7 +40,7 @@ from torch.nn import functional as F
 
 from lightning_fedssl.algorithms import FixMatch
 from lightning_fedssl.algorithms.semifl import mixup
-from lightning_fedssl.functional.by_name import call_with_weights
+from lightning_fedssl.functional.dictionaries import call_with_weights
 from lightning_fedssl.storage.hyperparameters import hyperparameters
 
 if TYPE_CHECKING:

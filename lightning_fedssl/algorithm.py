@@ -39,7 +39,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State, Sums, WeightedSum, sizes_of
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
-from lightning_fedssl.functional.by_name import taken, without
+from lightning_fedssl.functional.dictionaries import exclude, select
 from lightning_fedssl.functional.frozen import freeze as freeze_weights
 from lightning_fedssl.functional.frozen import personal_names
 from lightning_fedssl.functional.optimizer_states import set_learning_rate
@@ -564,7 +564,7 @@ class FederatedAlgorithm(_Attributes, metaclass=NamesKeys):
                 class that it names is not trusted.
         """
         checkpoint = checkpoint_file.load(Path(checkpoint_path))
-        given = without(checkpoint["model"]["arguments"], kwargs)
+        given = exclude(checkpoint["model"]["arguments"], kwargs)
         model: Self = made(cls, arguments_of(cls, given, trust) | kwargs)
         model.configure_model()
         model.on_load_checkpoint(checkpoint)
@@ -587,7 +587,7 @@ class FederatedAlgorithm(_Attributes, metaclass=NamesKeys):
         names = self.state_dict()
         local = {name: t for name, t in names.items() if is_local(name, self.local_modules)}
         known = {**local, **saved["parameters"], **saved["buffers"], **checkpoint["state_dict"]}
-        checkpoint["state_dict"] = taken(known, names)
+        checkpoint["state_dict"] = select(known, names)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor | None:
         """Log the loss of a validation batch.

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fedssl.functional.averaging import Sizes, State, sizes_of
-from lightning_fedssl.functional.by_name import mapped, only, prefixed, taken, tensors_of, without
+from lightning_fedssl.functional.dictionaries import (
+    add_prefix,
+    exclude,
+    map_values,
+    select,
+    tensors_of,
+)
 from lightning_fedssl.functional.frozen import frozen_names, tensors_that_change
 
 Direction = Literal["down", "up"]
@@ -88,7 +94,7 @@ class ServerState:
 
     def replace(self, model: State) -> None:
         """:meth:`update` with weights and buffers in one dictionary."""
-        self.update(only(model, self.parameters), without(model, self.parameters))
+        self.update(select(model, self.parameters), exclude(model, self.parameters))
 
     def forget(self) -> None:
         """Forget all but the global model, as before the first round of a run."""
@@ -100,7 +106,7 @@ class ServerState:
         be on the CPU.
         """
         for state in (self.parameters, self.buffers, self.personal):
-            state |= mapped(lambda t: t.to(device), state)
+            state |= map_values(lambda t: t.to(device), state)
         for kind, state in self.extra.items():
             for name, t in state.items():
                 if t.dim() or not kind.startswith("optimizer"):
@@ -115,7 +121,7 @@ def named_payload(payload: State) -> State:
     """What a client sends beside its model, under the names of the ledger and of messages:
     ``payload.NAME``.
     """
-    return prefixed("payload.", payload)
+    return add_prefix("payload.", payload)
 
 
 @dataclass(frozen=True)
@@ -148,9 +154,9 @@ class ClientUpdate:
 
         return replace(
             self,
-            parameters=mapped(moved, self.parameters),
-            buffers=mapped(moved, self.buffers),
-            payload=mapped(moved, self.payload),
+            parameters=map_values(moved, self.parameters),
+            buffers=map_values(moved, self.buffers),
+            payload=map_values(moved, self.payload),
         )
 
     def model(self) -> State:
@@ -227,7 +233,7 @@ class LiveTensors:
 
 def frozen_state(module: nn.Module) -> State:
     """The frozen tensors of a module by name, not copied."""
-    return mapped(Tensor.detach, taken(tensors_of(module), sorted(frozen_names(module))))
+    return map_values(Tensor.detach, select(tensors_of(module), frozen_names(module)))
 
 
 def load_state(module: nn.Module, state: State) -> None:
@@ -286,7 +292,7 @@ class ClientStore:
                 f"clients.put(..., {kind!r}, state): state is not a dict of tensors by name: "
                 f"{state!r}"
             )
-        copied = mapped(lambda t: t.detach().to("cpu", copy=True), state)
+        copied = map_values(lambda t: t.detach().to("cpu", copy=True), state)
         if self.staging is None:
             self.apply({(kind, client): copied})
         else:
@@ -367,7 +373,7 @@ class ClientStore:
         """Every client's tensors as :meth:`of` returns them."""
         found: dict[int, State] = {}
         for (kind, client), state in self._kept.items():
-            found.setdefault(client, {}).update(prefixed(f"{kind}.", state))
+            found.setdefault(client, {}).update(add_prefix(f"{kind}.", state))
         return found
 
     def load_state_dict(self, states: Mapping[int, State]) -> None:

@@ -43,7 +43,7 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, Sums
-from lightning_fedssl.functional.by_name import mapped, paired, tensors_of
+from lightning_fedssl.functional.dictionaries import map_values, tensors_of
 from lightning_fedssl.local_work import NO_WORK, LocalWork, labeled_work
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.state import Batch, ClientUpdate
@@ -253,7 +253,7 @@ class CBAFed(FederatedAlgorithm):
         after = self.round_after_warmup
         record = self.server.extra.get("record", {})
         if self.residual and after > 0 and after % _EVERY == 0 and record:
-            mean = paired(lambda t, last: (last + t) / 2, mean, record)
+            mean = map_values(lambda t, last: (last + t) / 2, mean, record)
         if self.residual and (after < 0 or (after > 0 and after % _EVERY == 0)):
-            self.server.extra["record"] = mapped(Tensor.clone, mean)
+            self.server.extra["record"] = map_values(Tensor.clone, mean)
         self.server.replace(mean)

@@ -30,7 +30,7 @@ import torch
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm
 from lightning_fedssl.functional.averaging import State, Sums, WeightedSum
-from lightning_fedssl.functional.by_name import mapped, paired
+from lightning_fedssl.functional.dictionaries import map_values
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.storage.hyperparameters import hyperparameters
 
@@ -74,8 +74,8 @@ class EASGD(SlotAlgorithm):
         total = WeightedSum()
         for update in updates:
             slot = self.slot_of[update.client]
-            distance = paired(torch.sub, update.parameters, self.server.parameters)
-            moved = paired(lambda x, d: x - rate * d, update.parameters, distance)
+            distance = map_values(torch.sub, update.parameters, self.server.parameters)
+            moved = map_values(lambda x, d: x - rate * d, update.parameters, distance)
             self.clients.put(slot, "weights", moved)
             self.clients.put(slot, "buffers", update.buffers)
             total.add(distance)
@@ -85,7 +85,7 @@ class EASGD(SlotAlgorithm):
         """Move the centre; evaluation uses the batch-norm statistics of slot 0."""
         distance = sums["distance"]
         if distance.weight:
-            moved = paired(torch.add, self._step(distance), self.server.parameters)
+            moved = map_values(torch.add, self._step(distance), self.server.parameters)
             self.server.update(moved, self.clients.get(0, "buffers"))
 
     def _rate(self) -> float:
@@ -93,7 +93,7 @@ class EASGD(SlotAlgorithm):
 
     def _step(self, distance: WeightedSum) -> State:
         """The step of the centre, computed from the sum of the distances."""
-        return mapped(lambda d: self._rate() * d, distance.total)
+        return map_values(lambda d: self._rate() * d, distance.total)
 
 
 @hyperparameters
@@ -119,8 +119,8 @@ class OverlapSGD(EASGD):
         """v, the step of the anchor. Moving the weights towards the anchor scales the mean distance
         by 1 - a.
         """
-        step = mapped(lambda d: (1 - self._rate()) * d / distance.weight, distance.total)
+        step = map_values(lambda d: (1 - self._rate()) * d / distance.weight, distance.total)
         if old := self.server.extra.get("momentum"):
-            step = paired(lambda d, v: self.beta * v + d, step, old)
+            step = map_values(lambda d, v: self.beta * v + d, step, old)
         self.server.extra["momentum"] = step
         return step

@@ -51,15 +51,14 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State, Sums, WeightedSum, sizes_of
-from lightning_fedssl.functional.by_name import (
-    below,
-    mapped,
-    only,
-    paired,
-    prefixed,
-    unprefixed,
-)
 from lightning_fedssl.functional.device_copies import on_cpu
+from lightning_fedssl.functional.dictionaries import (
+    add_prefix,
+    map_values,
+    remove_prefix,
+    select,
+    starting_with,
+)
 from lightning_fedssl.functional.losses import kl_from_uniform, kl_to_uniform, soft_cross_entropy
 from lightning_fedssl.functional.optimizers import plain_sgd, require_plain_sgd
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, sharpen
@@ -139,7 +138,7 @@ class FedSHVR(PairedBatches):
         if not self.control_variate:
             return {}
         zeros = partial(torch.zeros_like, device="cpu", requires_grad=False)
-        return self.clients.get(client, "control") or mapped(zeros, self.server.parameters)
+        return self.clients.get(client, "control") or map_values(zeros, self.server.parameters)
 
     def download_sizes(self, client: int, received: State) -> Sizes:
         """The broadcast and what Eq. 15 needs: tau_bar and theta' of the client's last round, if it
@@ -151,7 +150,7 @@ class FedSHVR(PairedBatches):
         if last := self.clients.get(client, "last_round"):
             sizes["tau_bar"] = 8
             if int(last["round"]) < self.current_round.index - 1:
-                sizes |= prefixed("last_round.", sizes_of(self.server.parameters))
+                sizes |= add_prefix("last_round.", sizes_of(self.server.parameters))
         return sizes
 
     def upload_sizes(self, update: ClientUpdate) -> Sizes:
@@ -166,7 +165,7 @@ class FedSHVR(PairedBatches):
             data.images.device, data.dtype, non_blocking=True
         )
         own = self.control(data.party)
-        control_variate = mapped(lambda d: d.to(data.images.device, non_blocking=True), own)
+        control_variate = map_values(lambda d: d.to(data.images.device, non_blocking=True), own)
         pseudo = self._labels_of_round(data)
 
         def beside(rows: Tensor, step: Tensor) -> Batch:
@@ -228,9 +227,9 @@ class FedSHVR(PairedBatches):
     def on_result(self, client: int, result: State) -> None:
         """Apply Eq. 15 when theta' and tau_bar arrive."""
         tau = result["tau_bar"]
-        after = unprefixed("last_round.", below("last_round.", result))
-        before = only(self.server.parameters, after)
-        moved = paired(lambda p, new: (p - new) / tau.to(p), before, after)
+        after = remove_prefix("last_round.", starting_with("last_round.", result))
+        before = select(self.server.parameters, after)
+        moved = map_values(lambda p, new: (p - new) / tau.to(p), before, after)
         self._correct(client, on_cpu(moved))
 
     def on_round_start(self) -> None:
@@ -254,7 +253,7 @@ class FedSHVR(PairedBatches):
                 self.clients.put(update.client, "last_round", {"round": this_round})
             steps = next(iter(mean_step.values())).new_tensor(float(update.num_steps))
             if self.averaging == "plain":
-                mean_step = mapped(steps.mul, mean_step)
+                mean_step = map_values(steps.mul, mean_step)
             total.add({**mean_step, **update.buffers, _STEPS: steps}, self.client_weight(update))
         return {"model": total}
 
@@ -267,15 +266,17 @@ class FedSHVR(PairedBatches):
             return
         tau = mean.pop(_STEPS)
         scale = tau if self.averaging == "normalized" else torch.ones_like(tau)
-        before = mapped(Tensor.clone, self.server.parameters)
-        steps = only(mean, before)
+        before = map_values(Tensor.clone, self.server.parameters)
+        steps = select(mean, before)
         model = WeightedSum()
-        model.add(mean | paired(lambda step, theta: theta - scale * step, steps, before))
+        model.add(mean | map_values(lambda step, theta: theta - scale * step, steps, before))
         super().aggregate({"model": model})
         if self.control_variate:
             self._tau_bar = tau
-            trained = only(before, steps)
-            moved = on_cpu(paired(lambda p, new: (p - new) / tau, trained, self.server.parameters))
+            trained = select(before, steps)
+            moved = on_cpu(
+                map_values(lambda p, new: (p - new) / tau, trained, self.server.parameters)
+            )
             for client in self.clients.having("mean_step"):
                 self._correct(client, moved)
 
@@ -287,12 +288,12 @@ class FedSHVR(PairedBatches):
             return {}
         return {
             "tau_bar": self._tau_bar.double(),
-            **prefixed("last_round.", self.server.parameters),
+            **add_prefix("last_round.", self.server.parameters),
         }
 
     def _mean_step(self, update: ClientUpdate) -> State:
         """``(theta - theta_k) / tau_k``."""
-        return paired(
+        return map_values(
             lambda p, theta: (theta - p) / update.num_steps,
             update.parameters,
             self.server.parameters,
@@ -307,6 +308,6 @@ class FedSHVR(PairedBatches):
         """
         lr = self.current_round.client_lr
         own = self.clients.get(client, "mean_step")
-        change = paired(lambda step, mean: (mean - step) / lr, own, mean_step)
-        self.clients.put(client, "control", paired(torch.add, change, self.control(client)))
+        change = map_values(lambda step, mean: (mean - step) / lr, own, mean_step)
+        self.clients.put(client, "control", map_values(torch.add, change, self.control(client)))
         self.clients.put(client, "mean_step", {})

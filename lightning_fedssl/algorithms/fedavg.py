@@ -26,7 +26,7 @@ from lightning_fedssl.algorithm import Place
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.server_phases import ServerPhases
 from lightning_fedssl.data.datamodule import FederatedDataModule
-from lightning_fedssl.functional.by_name import below, taken
+from lightning_fedssl.functional.dictionaries import select, starting_with
 from lightning_fedssl.functional.losses import proximal_term
 from lightning_fedssl.interop import FitsLightningModule, SendsCounters, federation
 from lightning_fedssl.state import Batch
@@ -126,8 +126,9 @@ class FedAvg(ServerPhases):
         if self.prox_mu == 0:
             return loss
         sent = self.server.parameters
-        own = taken(dict(self.named_parameters()), below("network.", sent))
-        return loss + self.prox_mu * proximal_term(own.values(), taken(sent, own).values())
+        weights = select(dict(self.named_parameters()), starting_with("network.", sent))
+        before = [sent[name] for name in weights]
+        return loss + self.prox_mu * proximal_term(weights.values(), before)
 
 
 class LightningFedAvg(FitsLightningModule, FedAvg):

@@ -75,7 +75,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import Sizes, State, Sums, sizes_of
-from lightning_fedssl.functional.by_name import below, mapped, paired, unprefixed
+from lightning_fedssl.functional.dictionaries import map_values, remove_prefix, starting_with
 from lightning_fedssl.functional.losses import added, masked_mean
 from lightning_fedssl.functional.optimizers import require_plain_sgd, slow_plain_sgd
 from lightning_fedssl.functional.pseudo_labels import agreement, pseudo_label
@@ -219,7 +219,7 @@ class FedMatch(_TrainsDecomposed):
         if not self.sends_sigma and self.lr_patience is not None:
             self.server.extra[_RATE] = self._next_rate(self.server.extra.get(_RATE, {}))
         self.aggregate(self.accumulate(federation.train_clients()))
-        psi = torch.cat([*map(torch.flatten, below(_PSI, self.server.parameters).values())])
+        psi = torch.cat([*map(torch.flatten, starting_with(_PSI, self.server.parameters).values())])
         self.log("server/psi_share", (psi.abs() > self.l1_threshold).double().mean())
 
     # Step 1: the server delivers helpers, and trains sigma where it has the labels.
@@ -306,7 +306,7 @@ class FedMatch(_TrainsDecomposed):
         answers = []
         for helper in helpers:
             _, psi = self._parts_of(helper)
-            psi = mapped(lambda t: t.to(data.images.device, non_blocking=True), psi)
+            psi = map_values(lambda t: t.to(data.images.device, non_blocking=True), psi)
             parts = data.unlabeled.split(_PASS)
             logits = [self.network.logits(data.plain(images), sigma, psi) for images in parts]
             answers.append(torch.cat(logits).softmax(dim=-1))
@@ -319,7 +319,7 @@ class FedMatch(_TrainsDecomposed):
         if "y" not in batch:
             return self._with_rate(self._unsupervised_loss(batch), batch)
         sigma, psi = self.network.parts()
-        loss = self._supervised_loss(batch, sigma, mapped(Tensor.detach, psi))
+        loss = self._supervised_loss(batch, sigma, map_values(Tensor.detach, psi))
         return self._with_rate(loss, batch)
 
     def _with_rate(self, loss: Tensor, batch: Batch) -> Tensor:
@@ -331,7 +331,7 @@ class FedMatch(_TrainsDecomposed):
 
     def _unsupervised_loss(self, batch: Batch) -> Tensor:
         sigma, psi = self.network.parts()
-        sigma = mapped(Tensor.detach, sigma)
+        sigma = map_values(Tensor.detach, sigma)
         logits = self.network.logits(batch["u"], sigma, psi)
         own = pseudo_label(logits.detach(), self.threshold)
         self.log("client/mask_rate", own.mask.double().mean(), batch_size=len(own.mask))
@@ -354,7 +354,7 @@ class FedMatch(_TrainsDecomposed):
             self.clients.put(client, _RATE, self._next_rate(self.clients.get(client, _RATE)))
         self.clients.put(client, _SEEN, {_ROUND: torch.tensor(self.current_round.index)})
         if not self.sends_sigma:
-            update = replace(update, parameters=below(_PSI, update.parameters), buffers={})
+            update = replace(update, parameters=starting_with(_PSI, update.parameters), buffers={})
         changed = {}
         for name, p in update.parameters.items():
             zero = self.l1_threshold if name.startswith(_PSI) else 0.0
@@ -371,7 +371,7 @@ class FedMatch(_TrainsDecomposed):
     def _embedded(self, updates: Iterable[ClientUpdate]) -> Iterator[ClientUpdate]:
         for update in updates:
             if self.helpers:
-                self.clients.put(update.client, "psi", below(_PSI, update.parameters))
+                self.clients.put(update.client, "psi", starting_with(_PSI, update.parameters))
                 embedding = self.embed(update.model())
                 self.clients.put(update.client, "embedding", {"p": embedding})
             yield update
@@ -386,7 +386,7 @@ class FedMatch(_TrainsDecomposed):
         """
         # Updates of other ranks have lost their memory layout, which changes the last bits of a
         # convolution.
-        state = mapped(Tensor.contiguous, {**self.server.model(), **uploaded})
+        state = map_values(Tensor.contiguous, {**self.server.model(), **uploaded})
         # With the norm layers of sigma, statistics included: whose those of the working module are
         # depends on the number of ranks.
         sigma, psi = self._parts_of(state)
@@ -408,7 +408,7 @@ class FedMatch(_TrainsDecomposed):
     def evaluated_model(self) -> State:
         """The global model with small entries of psi at zero."""
         model = super().evaluated_model()
-        return model | mapped(self._without_small, below(_PSI, model))
+        return model | map_values(self._without_small, starting_with(_PSI, model))
 
     def _without_small(self, psi: Tensor) -> Tensor:
         return hard_threshold(psi.detach(), self.l1_threshold)
@@ -497,12 +497,12 @@ class FedMatch(_TrainsDecomposed):
     # Sigma and psi by the names of the network.
 
     def _parts_of(self, state: State) -> tuple[State, State]:
-        return self.network.parts_of(unprefixed("network.", state))
+        return self.network.parts_of(remove_prefix("network.", state))
 
     def _evaluated_parts(self) -> tuple[State, State]:
         """Those of the working module as they are evaluated; psi gets no gradient."""
         sigma, psi = self.network.parts()
-        return sigma, mapped(self._without_small, psi)
+        return sigma, map_values(self._without_small, psi)
 
 
 def _whole_batches(count: int, batch_size: int) -> int:
@@ -528,13 +528,13 @@ def update_rate(rate: State, loss: float, patience: int) -> State:
         loss: The validation loss.
         patience: Rounds without a lower loss after which the rate is divided by 3.
     """
-    now = _FRESH | mapped(float, rate)
+    now = _FRESH | map_values(float, rate)
     now["waited"] = 0.0 if loss < now["lowest"] else now["waited"] + 1
     now["lowest"] = min(loss, now["lowest"])
     if now["waited"] >= patience:
         now["factor"] /= _LR_DIVISOR
         now["waited"] = 0.0
-    return mapped(partial(torch.tensor, dtype=torch.float64), now)
+    return map_values(partial(torch.tensor, dtype=torch.float64), now)
 
 
 def add_rate(batch: Batch, rate: State) -> Batch:
@@ -596,7 +596,7 @@ class Decomposed(Network):
             state: All of its psi, and as much of its sigma as there is, by their names.
         """
         psi = {name: state[f"psi.{name.replace('.', '/')}"] for name in self.decomposed}
-        return unprefixed("sigma.", below("sigma.", state)), psi
+        return remove_prefix("sigma.", starting_with("sigma.", state)), psi
 
     @torch.no_grad()
     def summed(self) -> nn.Module:
@@ -620,7 +620,7 @@ class Decomposed(Network):
                 of norm layers may be among it; left out, they are those of this module.
             psi: Psi by the same names.
         """
-        theta = {**sigma, **paired(torch.add, psi, sigma)}
+        theta = {**sigma, **map_values(torch.add, psi, sigma)}
         logits: Tensor = functional_call(self.sigma, theta, x)
         return logits
 

@@ -56,7 +56,7 @@ from lightning_fedssl.algorithms.common.views import logits_of_views
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, Sums, WeightedSum
 from lightning_fedssl.functional.batch_norm import evaluating
-from lightning_fedssl.functional.by_name import taken
+from lightning_fedssl.functional.dictionaries import select
 from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.functional.losses import added
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
@@ -264,9 +264,9 @@ class FedRGD(SlotAlgorithm):
             total = sums[f"group {group}"]
             if self._servers:
                 server = self._servers[group % len(self._servers)]
-                total.add(taken(server, summed), self.server_votes)
+                total.add(select(server, summed), self.server_votes)
             mean = self.server.extra[f"group {group}"] = {**known, **(total.mean() or {})}
-            average.add(taken(mean, summed))
+            average.add(select(mean, summed))
         new = average.mean() or {}
         if not self._servers and self.bn_buffers == "slot":
             new |= self.clients.get(0, "buffers")

@@ -44,7 +44,7 @@ from lightning_fedssl.algorithms.fixmatch import FixMatch
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import evaluating
-from lightning_fedssl.functional.by_name import below, unprefixed, without
+from lightning_fedssl.functional.dictionaries import exclude, remove_prefix, starting_with
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label, skew_of
 from lightning_fedssl.functional.schedules import Cosine, Schedule
 from lightning_fedssl.local_work import LocalWork
@@ -122,15 +122,15 @@ class FedSwitch(FixMatch):
 
     def broadcast(self, client: int) -> State:
         """The student; the teacher is an extra download of the clients that need it."""
-        return without(self.server.model(), self.global_teacher())
+        return exclude(self.server.model(), self.global_teacher())
 
     def evaluated_model(self) -> State:
         """The global teacher under the names of the network."""
-        return unprefixed(_TEACHER, self.global_teacher())
+        return remove_prefix(_TEACHER, self.global_teacher())
 
     def global_teacher(self) -> State:
         """The global teacher's weights and buffers."""
-        return below(_TEACHER, self.server.model())
+        return starting_with(_TEACHER, self.server.model())
 
     def uploaded_buffers(self) -> list[str]:
         """The buffers of the student."""

@@ -30,7 +30,7 @@ from lightning_fedssl.algorithms.common.split_learning import SplitTraining
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State, sizes_of
 from lightning_fedssl.functional.batch_norm import evaluating
-from lightning_fedssl.functional.by_name import below, paired, tensors_of, without
+from lightning_fedssl.functional.dictionaries import exclude, map_values, starting_with, tensors_of
 from lightning_fedssl.functional.losses import consistency_losses
 from lightning_fedssl.functional.pseudo_labels import pseudo_label, skew_of
 from lightning_fedssl.local_work import LocalWork
@@ -65,7 +65,7 @@ class FedSwitchSL(SplitTraining):
     def broadcast(self, client: int) -> State:
         """The student's bottom; the teacher's is downloaded later if the decision requires it."""
         bottoms = super().broadcast(client)
-        return without(bottoms, below("teacher.", bottoms))
+        return exclude(bottoms, starting_with("teacher.", bottoms))
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Decide which model labels the client's images; the working module holds the broadcast."""
@@ -77,7 +77,7 @@ class FedSwitchSL(SplitTraining):
         self.log("client/prediction_skew", skew)
         self.log("client/teacher_share", float(by_teacher))
         if by_teacher:
-            teacher = below("teacher.", super().broadcast(data.party))
+            teacher = starting_with("teacher.", super().broadcast(data.party))
             self.federation.transfer(data.party, "down", sizes_of(teacher))
         flags = torch.full(
             (data.batch_size,), float(by_teacher), dtype=data.dtype, device=data.images.device
@@ -99,7 +99,7 @@ class FedSwitchSL(SplitTraining):
         """
         own = self.teacher_bottom
         by_teacher = batch["by_teacher"][0] > 0
-        source = paired(
+        source = map_values(
             lambda teacher, student: torch.where(by_teacher, teacher, student),
             tensors_of(own),
             tensors_of(self.network.bottom),
@@ -113,7 +113,7 @@ class FedSwitchSL(SplitTraining):
 
     def step_sizes(self, client: int, features: State) -> tuple[Sizes, Sizes]:
         """Bytes of the features; the server decided the flag, so it is not sent."""
-        return super().step_sizes(client, without(features, ["by_teacher"]))
+        return super().step_sizes(client, exclude(features, ["by_teacher"]))
 
     def joint_training_step(self, features: State, batch_idx: int) -> JointStep:
         """H on the features of all clients, each labelled by the top of the model that labels."""

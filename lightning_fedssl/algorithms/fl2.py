@@ -43,7 +43,7 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.semifl import GlobalLabels
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import call_with_weights, paired
+from lightning_fedssl.functional.dictionaries import call_with_weights, map_values
 from lightning_fedssl.functional.losses import masked_mean
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32
 from lightning_fedssl.functional.sharpness import asam_step
@@ -184,7 +184,7 @@ class FL2(GlobalLabels):
 
         with torch.no_grad():
             steps = asam_step(weights, grad(sure_loss)(weights), self.rho, self.eta)
-        return paired(torch.add, weights, steps)
+        return map_values(torch.add, weights, steps)
 
     def _logits(self, weights: State, x: Tensor) -> Tensor:
         """Logits ``(batch, classes)`` with other weights; buffers stay as they are."""

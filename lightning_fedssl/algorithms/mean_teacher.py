@@ -25,7 +25,7 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import call_with_weights
+from lightning_fedssl.functional.dictionaries import call_with_weights
 from lightning_fedssl.functional.ema import warm_decay
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models.teacher import Teacher

@@ -45,7 +45,7 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.received_model import ReceivedModelLabels
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, Sums
-from lightning_fedssl.functional.by_name import prefixed
+from lightning_fedssl.functional.dictionaries import add_prefix
 from lightning_fedssl.functional.losses import consistency_loss
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32, pseudo_label
 from lightning_fedssl.local_work import NO_WORK, LocalWork
@@ -122,7 +122,7 @@ class ProxyFL(ReceivedModelLabels):
 
     def broadcast(self, client: int) -> State:
         """The global model and the prior."""
-        return super().broadcast(client) | prefixed("prior.", self.server.extra.get("prior", {}))
+        return super().broadcast(client) | add_prefix("prior.", self.server.extra.get("prior", {}))
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Batches as of the base class; those of the last epoch are counted for the prior.

@@ -41,7 +41,7 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import State, Sums, WeightedSum
-from lightning_fedssl.functional.by_name import copied, mapped, paired, tensors_of
+from lightning_fedssl.functional.dictionaries import clone_state, map_values, tensors_of
 from lightning_fedssl.functional.frozen import tensors_that_change
 from lightning_fedssl.local_work import NO_WORK, LocalWork, epochs_of, labeled_work
 from lightning_fedssl.models.teacher import Teacher
@@ -173,7 +173,7 @@ class RSCFed(FederatedAlgorithm):
         """Store an unlabelled client's teacher, which has followed the last step, too."""
         if not update.payload:
             self.teacher_follows()
-            self.clients.put(update.client, "teacher", copied(tensors_of(self.teacher)))
+            self.clients.put(update.client, "teacher", clone_state(tensors_of(self.teacher)))
         return update
 
     def payload_limits(self, update: ClientUpdate) -> Mapping[str, tuple[Any, Any]]:
@@ -225,9 +225,9 @@ class RSCFed(FederatedAlgorithm):
         collected = self.server.extra.get("sub_consensus", {})
         if (mean := sums["model"].mean()) is not None:
             mean["count"] = torch.ones(())
-            collected = paired(torch.add, mean, collected) if collected else mean
+            collected = map_values(torch.add, mean, collected) if collected else mean
         if self.current_round.index % self.sub_consensus == 0 and collected:
             count = collected.pop("count")
-            self.server.replace(mapped(lambda t: t / count.to(t), collected))
+            self.server.replace(map_values(lambda t: t / count.to(t), collected))
             collected = {}
         self.server.extra["sub_consensus"] = collected

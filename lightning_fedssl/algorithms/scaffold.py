@@ -29,7 +29,7 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.fedavg import FedAvg
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State, Sums, WeightedSum, sizes_of
-from lightning_fedssl.functional.by_name import mapped, paired, prefixed
+from lightning_fedssl.functional.dictionaries import add_prefix, map_values
 from lightning_fedssl.functional.optimizers import plain_sgd, require_plain_sgd
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import ClientUpdate
@@ -63,7 +63,7 @@ class SCAFFOLD(FedAvg):
 
     def on_round_start(self) -> None:
         """Begin with c = 0; refuse a learning rate of 0, by which c_i' divides."""
-        self.server.extra.setdefault("c", mapped(torch.zeros_like, self.server.parameters))
+        self.server.extra.setdefault("c", map_values(torch.zeros_like, self.server.parameters))
         moves = self.current_round.client_lr > 0
         remedy = "c_i' divides by it; end model.schedule above 0"
         checks.require(moves, "optimizer.init_args.lr", 0, remedy)
@@ -76,31 +76,31 @@ class SCAFFOLD(FedAvg):
 
     def download_sizes(self, client: int, received: State) -> Sizes:
         """The broadcast, and c."""
-        c = prefixed("c.", self.server.extra["c"])
+        c = add_prefix("c.", self.server.extra["c"])
         return super().download_sizes(client, received) | sizes_of(c)
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Epochs on the labelled images, with ``c - c_i`` added to every gradient."""
-        drift = paired(torch.sub, self.server.extra["c"], self.variate(data.party))
+        drift = map_values(torch.sub, self.server.extra["c"], self.variate(data.party))
         return replace(super().on_client_start(data), control_variate=drift)
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
         """Store ``c_i'``, and send ``c_i' - c_i = (x - y) / (K eta_l) - c``."""
         own = self.variate(update.client)
         change = self.change_of(update)
-        self.clients.put(update.client, "c", paired(torch.add, own, change))
-        return replace(update, payload=prefixed("c.", change))
+        self.clients.put(update.client, "c", map_values(torch.add, own, change))
+        return replace(update, payload=add_prefix("c.", change))
 
     def change_of(self, update: ClientUpdate) -> State:
         """``(x - y) / (K eta_l) - c``."""
         steps = update.num_steps * self.current_round.client_lr
         x = self.server.parameters
-        moved = paired(lambda y, start: (start - y) / steps, update.parameters, x)
-        return paired(torch.sub, moved, self.server.extra["c"])
+        moved = map_values(lambda y, start: (start - y) / steps, update.parameters, x)
+        return map_values(torch.sub, moved, self.server.extra["c"])
 
     def payload_limits(self, update: ClientUpdate) -> Mapping[str, tuple[Any, Any]]:
         """What follows from y, which the server has."""
-        change = prefixed("c.", self.change_of(update))
+        change = add_prefix("c.", self.change_of(update))
         return {name: (t, t) for name, t in change.items()}
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:

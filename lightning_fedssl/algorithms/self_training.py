@@ -39,7 +39,7 @@ from lightning_fedssl.algorithms.common.server_phases import ServerPhases
 from lightning_fedssl.algorithms.common.site_shares import shifted
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, Sums
-from lightning_fedssl.functional.by_name import copied, paired
+from lightning_fedssl.functional.dictionaries import clone_state, map_values
 from lightning_fedssl.functional.optimizers import plain_sgd, require_plain_sgd
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32
 from lightning_fedssl.local_work import LocalWork
@@ -129,7 +129,7 @@ class SelfTraining(ServerPhases):
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
         """Sum the updates, and keep the weights that they start from."""
-        self._start = copied(self.server.parameters)
+        self._start = clone_state(self.server.parameters)
         return super().accumulate(updates)
 
     def aggregate(self, sums: Sums) -> None:
@@ -138,12 +138,12 @@ class SelfTraining(ServerPhases):
         momentum = self.momentum
         if not momentum:
             return
-        step = paired(torch.sub, self.server.parameters, self._start)
+        step = map_values(torch.sub, self.server.parameters, self._start)
         before = self.server.extra.get(STEP)
         if before:
-            step = paired(lambda new, old: new + momentum * old, step, before)
+            step = map_values(lambda new, old: new + momentum * old, step, before)
         self.server.extra[STEP] = step
-        self.server.update(paired(torch.add, self._start, step), {})
+        self.server.update(map_values(torch.add, self._start, step), {})
 
     def anew(self) -> SelfTraining:
         """The same method, before a run."""

@@ -30,7 +30,6 @@ from filelock import FileLock
 
 from lightning_fedssl.comparison.plan import Run
 from lightning_fedssl.comparison.results import Row, are_whole, is_finished, rounds
-from lightning_fedssl.functional.by_name import without
 from lightning_fedssl.storage.files import lock_folder, versions
 
 POLL_SECONDS = 0.2
@@ -188,7 +187,7 @@ def _start(run: Run, command: Command, lock: FileLock) -> Attempt:
     if callable(command):
         process = Forked(command, options, run.folder / "log.txt")
         return Attempt(run, process, lock, time.monotonic())
-    environment = without(os.environ, list(filter(_NOT_FOR_A_RUN.fullmatch, os.environ)))
+    environment = {k: v for k, v in os.environ.items() if not _NOT_FOR_A_RUN.fullmatch(k)}
     with (run.folder / "log.txt").open("ab") as log:
         started = subprocess.Popen(
             [*command, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,

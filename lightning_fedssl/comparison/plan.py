@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_fedssl.comparison.suite import Keys, Suite, SuiteEntry, SuiteGroup
-from lightning_fedssl.functional.by_name import only, without
+from lightning_fedssl.functional.dictionaries import exclude, select
 from lightning_fedssl.version import __version__
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def check_alike(runs: Sequence[Run]) -> None:
             if first.entry.role == other.entry.role == "method":
                 raise ValueError(f"{two} have different partitions: {differing}")
         # A method may have weights in addition to those of the network.
-        same = only(first.weights, other.weights) == only(other.weights, first.weights)
+        same = select(first.weights, other.weights) == select(other.weights, first.weights)
         if _network(first) == _network(other) and not same:
             raise ValueError(f"{two}: the initial weights differ though the network is the same")
 
@@ -273,7 +273,7 @@ def partition_key(data: Keys) -> str:
     """The keys of ``data`` that the partition depends on, with their values, as JSON; a class with
     empty ``init_args`` is the same as one without.
     """
-    kept = dict(_flat("", without(data, NOT_IN_THE_PARTITION)))
+    kept = dict(_flat("", exclude(data, NOT_IN_THE_PARTITION)))
     return json.dumps(kept, sort_keys=True, default=str)
 
 

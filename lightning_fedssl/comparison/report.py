@@ -21,7 +21,7 @@ from lightning_fedssl.comparison.plan import code_version, hash_of
 from lightning_fedssl.comparison.results import Row, curve, summary
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
 from lightning_fedssl.comparison.verdicts import FEWEST, Paired, interval, verdict
-from lightning_fedssl.functional.by_name import mapped, places
+from lightning_fedssl.functional.dictionaries import map_values
 from lightning_fedssl.storage.files import replace_file, write_table
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Results:
             label: Of the entry.
             name: ``test``, or ``best``.
         """
-        found = mapped(itemgetter(f"{name}_{self.task.monitor}"), self.runs.get(label, {}))
+        found = map_values(itemgetter(f"{name}_{self.task.monitor}"), self.runs.get(label, {}))
         return {seed: value for seed, value in found.items() if math.isfinite(value)}
 
 
@@ -79,7 +79,7 @@ def write_csv_files(folder: Path, suite: Suite, outcomes: Sequence[Outcome]) -> 
         suite: The suite that was compared.
         outcomes: The outcome of every run.
     """
-    place = places(entry.label for entry in suite.entries)
+    place = {entry.label: index for index, entry in enumerate(suite.entries)}
     results = []
     curves = []
     for outcome in sorted(outcomes, key=lambda one: (place[one.run.entry.label], one.run.seed)):

@@ -36,14 +36,13 @@ from lightning_fedssl.deployment.messages import (
 from lightning_fedssl.deployment.obstacles import refuse_undeployable
 from lightning_fedssl.distributed import launch
 from lightning_fedssl.functional.averaging import Sizes, State
-from lightning_fedssl.functional.by_name import (
-    copied,
-    mapped,
-    only,
-    prefixed,
-    taken,
-    unprefixed,
-    without,
+from lightning_fedssl.functional.dictionaries import (
+    add_prefix,
+    clone_state,
+    exclude,
+    map_values,
+    remove_prefix,
+    select,
 )
 from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.functional.optimizers import build_optimizer
@@ -209,7 +208,7 @@ class Node:
 
         The weights stay here, as training may start from the same.
         """
-        weights = unprefixed(FOR_STATISTICS, tensors)
+        weights = remove_prefix(FOR_STATISTICS, tensors)
         self._save("weights", weights)
         load_state(self.algorithm, weights)
         with self.fabric.autocast():
@@ -239,10 +238,10 @@ class Node:
         algorithm.clients.load_state_dict({client: state or {}})
         before = self._load(f"{accepted}-received") if result_names and state is not None else None
         if before is not None and isinstance(algorithm, FedSHVR):
-            result = taken(prefixed(LAST_ROUND, received) | received, result_names)
+            result = select(add_prefix(LAST_ROUND, received) | received, result_names)
             self._begin_round(accepted, before)
             algorithm.on_result(client, fabric.to_device(result))
-        model = without(received, result_names)
+        model = exclude(received, result_names)
         self._begin_round(number, model)
         algorithm.logged.clear()
         seen = _Received(fabric.to_device(model), algorithm.logged)
@@ -280,7 +279,7 @@ class Node:
         algorithm = self.algorithm
         server = algorithm.server
         max_rounds = self.settings.max_rounds
-        server.update(only(model, server.parameters), only(model, server.buffers))
+        server.update(select(model, server.parameters), select(model, server.buffers))
         algorithm.set_learning_rates([self.optimizer], round_index, max_rounds)
         algorithm.current_round = Round(
             round_index,
@@ -292,7 +291,7 @@ class Node:
 
     def _save(self, name: str, tensors: State) -> None:
         """Store tensors in a file that only this user may read; one atomic operation."""
-        separate = mapped(Tensor.contiguous, copied(tensors))  # no shared memory
+        separate = map_values(Tensor.contiguous, clone_state(tensors))  # no shared memory
         partial = self._files / f"{name}.partial"
         partial.touch(mode=0o600)
         partial.write_bytes(safetensors.torch.save(separate))

@@ -36,7 +36,6 @@ from lightning_fedssl.data.sources.base import DataSource, read_csv
 from lightning_fedssl.data.sources.reading import NO_LABEL, Reading
 from lightning_fedssl.data.table_rows import encode_rows
 from lightning_fedssl.deployment.obstacles import refuse_other_tasks
-from lightning_fedssl.functional.by_name import places
 from lightning_fedssl.task import check_labels
 
 Parts = tuple[Tensor, Tensor, Tensor]
@@ -258,7 +257,8 @@ def _read_rows(path: Path, spec: DatasetSpec) -> Parts:
     """Rows of a CSV file with the server's columns, by the server's medians and categories."""
     rows = read_csv(path, [each["column"] for each in spec.inputs], Reading(_KEY))
     words = [row.get(spec.label_column, "") for row in rows]
-    numbers = places(spec.class_names) | dict.fromkeys(NO_LABEL, -1)
+    numbers = {name: number for number, name in enumerate(spec.class_names)}
+    numbers |= dict.fromkeys(NO_LABEL, -1)
     if unknown := sorted({*words} - numbers.keys()):
         raise ValueError(
             f"{path} has a class {unknown[0]!r} in the column {spec.label_column!r}; the classes "

@@ -38,14 +38,13 @@ from lightning_fedssl.deployment.obstacles import refuse_callbacks, refuse_undep
 from lightning_fedssl.deployment.own_data import ServerData
 from lightning_fedssl.functional.averaging import State, sizes_of
 from lightning_fedssl.functional.batch_norm import LayerMoments, local_moments
-from lightning_fedssl.functional.by_name import (
-    below,
-    copied,
-    only,
-    prefixed,
-    taken,
-    unprefixed,
-    without,
+from lightning_fedssl.functional.dictionaries import (
+    add_prefix,
+    clone_state,
+    exclude,
+    remove_prefix,
+    select,
+    starting_with,
 )
 from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.local_training.moments import measure_moments
@@ -119,7 +118,7 @@ class Nodes:
     def connected(self) -> dict[int, int]:
         """The clients whose nodes are connected now, with their nodes."""
         present = set(self.grid.get_node_ids())
-        self._ask_at = only(self._ask_at, present)
+        self._ask_at = select(self._ask_at, present)
         for node in sorted(present):
             if time.monotonic() >= self._ask_at.get(node, 0.0):
                 question = Message(
@@ -180,7 +179,7 @@ class Nodes:
         """
         nodes = self.connected()
         sent = {}
-        for client, order in only(orders, nodes).items():
+        for client, order in select(orders, nodes).items():
             sent[client] = Message(order, nodes[client], _TYPES[kind], ttl=self.deadline)
         answers = (
             self.grid.send_and_receive(list(sent.values()), timeout=self.deadline) if sent else ()
@@ -252,9 +251,9 @@ class DeployedFederation(RunFederation):
         algorithm = self.run.algorithm
         extra = algorithm.server.extra
         if isinstance(algorithm, FedSHVR) and (result := algorithm.result_for_clients()):
-            extra[f"{_RESULT}{self.run.round.index}"] = copied(result)
+            extra[f"{_RESULT}{self.run.round.index}"] = clone_state(result)
         waiting = set(map(self._accepted_round, range(self.run.datamodule.num_clients)))
-        for name in below(_RESULT, extra):
+        for name in starting_with(_RESULT, extra):
             if int(name.removeprefix(_RESULT)) not in waiting:
                 del extra[name]
 
@@ -278,7 +277,7 @@ class DeployedFederation(RunFederation):
     ) -> Iterator[tuple[int, LayerMoments]]:
         """Measure the server's moments here; the nodes measure those of the clients."""
         run, algorithm = self.run, self.run.algorithm
-        weights = prefixed(FOR_STATISTICS, algorithm.server.parameters)
+        weights = add_prefix(FOR_STATISTICS, algorithm.server.parameters)
         orders = {
             party: to_records(weights, self._order(party, batch_size))
             for party in parties
@@ -362,7 +361,7 @@ class DeployedFederation(RunFederation):
         held = set()
         if self._held.get(client) == algorithm.server.version:
             held = broadcast.keys() - counted.keys()
-        tensors = without(model, held)
+        tensors = exclude(model, held)
         result = algorithm.server.extra.get(f"{_RESULT}{order['accepted']}", {})
         new = order["accepted"] < self.run.round.index - 1
         tensors |= {name: t for name, t in result.items() if new or not name.startswith(LAST_ROUND)}
@@ -390,10 +389,10 @@ class DeployedFederation(RunFederation):
             MessageError: If the message is not what the algorithm expects.
         """
         algorithm = self.run.algorithm
-        trained = only(trained_weights(algorithm), algorithm.server.parameters)
+        trained = select(trained_weights(algorithm), algorithm.server.parameters)
         uploaded = algorithm.uploaded_buffers()
         payload = named_payload(getattr(algorithm, "client_payload", {}))
-        expected = taken(algorithm.server.model(), [*trained, *uploaded]) | payload
+        expected = select(algorithm.server.model(), [*trained, *uploaded]) | payload
         (samples, steps), tensors, scalars = self._read(
             client, answer, expected, "num_samples", "num_steps"
         )
@@ -401,8 +400,8 @@ class DeployedFederation(RunFederation):
             raise MessageError(f"it has {len(tensors)} tensors after {steps} steps")
         update = None
         if steps:
-            parameters, buffers = taken(tensors, trained), taken(tensors, uploaded)
-            further = unprefixed("payload.", taken(tensors, payload))
+            parameters, buffers = select(tensors, trained), select(tensors, uploaded)
+            further = remove_prefix("payload.", select(tensors, payload))
             update = ClientUpdate(client, parameters, buffers, samples, steps, further)
             if reason := check_update(algorithm, update, *self._most(client)):
                 raise MessageError(f"it {reason}")

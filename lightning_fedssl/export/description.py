@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from lightning_fedssl.data.image_files import RESAMPLING
-from lightning_fedssl.functional.by_name import first_number
+from lightning_fedssl.functional.dictionaries import first_number
 from lightning_fedssl.storage.named_value import NotNamedError, named_value, named_values
 from lightning_fedssl.version import __version__
 

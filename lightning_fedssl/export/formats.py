@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lightning_fedssl.export.description import Description
 from lightning_fedssl.export.model_card import model_card
 from lightning_fedssl.export.model_file import DESCRIPTION, described, save_model
-from lightning_fedssl.functional.by_name import first_number
+from lightning_fedssl.functional.dictionaries import first_number
 from lightning_fedssl.storage.files import write_bytes
 from lightning_fedssl.storage.optional import optional
 

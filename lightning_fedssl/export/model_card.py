@@ -6,7 +6,7 @@ import yaml
 
 from lightning_fedssl.export.description import Description
 from lightning_fedssl.export.model_file import is_number
-from lightning_fedssl.functional.by_name import mapped
+from lightning_fedssl.functional.dictionaries import map_values
 
 _CARD = """\
 ---
@@ -43,7 +43,7 @@ def model_card(description: Description) -> str:
         description: What :func:`~lightning_fedssl.export.describe_model` returned, or a file of
             anybody has. No name in it begins a new line.
     """
-    texts = mapped(_one_line, description)
+    texts = map_values(_one_line, description)
     method = texts["algorithm"].rpartition(".")[2]
     header = {
         "library_name": "pytorch",

@@ -16,8 +16,8 @@ from lightning_fedssl.data.sources.base import read_csv
 from lightning_fedssl.data.sources.reading import Reading
 from lightning_fedssl.data.table_rows import Input, encode_rows
 from lightning_fedssl.export.description import Description, dtype_of
-from lightning_fedssl.functional.by_name import first_number, mapped, only, without
 from lightning_fedssl.functional.device_copies import on_cpu
+from lightning_fedssl.functional.dictionaries import exclude, first_number, map_values, select
 from lightning_fedssl.models import build_network
 from lightning_fedssl.storage.files import as_json, write_bytes
 from lightning_fedssl.storage.named_value import object_of
@@ -46,7 +46,7 @@ def save_model(network: nn.Module, description: Description, folder: Path) -> li
     Raises:
         OSError: If a file cannot be written.
     """
-    tensors = mapped(Tensor.contiguous, on_cpu(network.state_dict()))
+    tensors = map_values(Tensor.contiguous, on_cpu(network.state_dict()))
     built = description["network"]
     of_data = {name: built[name] for name in ("num_classes", "in_shape") if built[name]}
     contents = {
@@ -67,7 +67,7 @@ def described(network: nn.Module, description: Description) -> bytes:
         network: The network.
         description: What :func:`~lightning_fedssl.export.describe_model` returned.
     """
-    told = without(description, ["settings"])
+    told = exclude(description, ["settings"])
     return _json({**told, "dtype": dtype_of(network)})
 
 
@@ -99,7 +99,7 @@ class LoadedNetwork(NamedTuple):
         """
         samples = encode_rows(rows_of(rows), self.inputs)
         weight = first_number(self.network.parameters())
-        normal = mapped(samples.new_tensor, self.description["normalization"])
+        normal = map_values(samples.new_tensor, self.description["normalization"])
         with torch.no_grad():
             x = ((samples - normal["mean"]) / normal["std"]).to(weight)
             outputs = self.network(x).double()
@@ -211,6 +211,6 @@ def build_described(network: dict[str, Any], trust: Sequence[str]) -> nn.Module:
             "network that was built before the run), so it cannot be built again; load "
             "model.safetensors into a network of your own"
         )
-    factory = object_of(only(network, ("class_path", "init_args")), trust)
+    factory = object_of(select(network, ("class_path", "init_args")), trust)
     out_shape = tuple(network.get("out_shape", ()))
     return build_network(factory, network["num_classes"], tuple(network["in_shape"]), out_shape)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fedssl.export.description import Description
-from lightning_fedssl.functional.by_name import only
+from lightning_fedssl.functional.dictionaries import select
 from lightning_fedssl.models.network import NetworkFactory, build_network
 from lightning_fedssl.storage.named_value import object_of
 
@@ -65,7 +65,7 @@ def with_backbone(
     described = dict(description)
     samples = described.pop("backbone")
     head = description["network"]
-    named, own = (only(part, ("class_path", "init_args")) for part in (samples, head))
+    named, own = (select(part, ("class_path", "init_args")) for part in (samples, head))
     if named["class_path"] is None:
         raise ValueError(
             "export: the backbone has no import path (a lambda, or a network that was built before "
@@ -86,5 +86,5 @@ def with_backbone(
         "num_classes": head["num_classes"],
         "in_shape": in_shape,
     }
-    described |= only(samples, ("input", "normalization"))
+    described |= select(samples, ("input", "normalization"))
     return whole.eval(), described

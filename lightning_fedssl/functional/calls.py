@@ -8,7 +8,7 @@ from torch import nn
 from torch.func import functional_call
 
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import prefixed
+from lightning_fedssl.functional.dictionaries import add_prefix
 
 
 class CallOf(nn.Module):
@@ -38,7 +38,7 @@ class CallOf(nn.Module):
             rest: Its other tensors.
             arguments: Those of the function.
         """
-        given = prefixed("algorithm.", {**leaves, **rest})
+        given = add_prefix("algorithm.", {**leaves, **rest})
         returned = functional_call(self, given, arguments, tie_weights=False)
         after = {name: given[f"algorithm.{name}"] for name in rest}
         return returned, {name: t for name, t in after.items() if t is not rest[name]}

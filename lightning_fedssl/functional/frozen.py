@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import tensors_of, without
+from lightning_fedssl.functional.dictionaries import exclude, tensors_of
 
 _MARK = "frozen_tensors"
 
@@ -140,7 +140,7 @@ def frozen_names(module: nn.Module) -> frozenset[str]:
 def tensors_that_change(module: nn.Module) -> State:
     """A module's weights and buffers by name without the frozen ones, not copied."""
     frozen = frozen_names(module)
-    return without(tensors_of(module), frozen)
+    return exclude(tensors_of(module), frozen)
 
 
 def trained_weights(module: nn.Module) -> dict[str, nn.Parameter]:

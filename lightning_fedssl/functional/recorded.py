@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lightning_fedssl.functional.by_name import mapped
+from lightning_fedssl.functional.dictionaries import map_values
 
 _log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class Recorded:
     ) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Values]:
         """The graph, the tensors that it reads, and those that it writes."""
         device = count.device
-        own = mapped(Tensor.clone, inputs)
+        own = map_values(Tensor.clone, inputs)
         count = count.clone()
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream(device)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import mapped, paired
+from lightning_fedssl.functional.dictionaries import map_values
 
 
 def asam_step(weights: State, gradients: State, rho: float, eta: float) -> State:
@@ -25,10 +25,10 @@ def asam_step(weights: State, gradients: State, rho: float, eta: float) -> State
     Returns:
         eps by name.
     """
-    scale = mapped(torch.ones_like, weights)
+    scale = map_values(torch.ones_like, weights)
     for name, w in weights.items():
         if name.endswith("weight"):
             scale[name] = w.abs() + eta
-    scaled = paired(torch.mul, gradients, scale)
+    scaled = map_values(torch.mul, gradients, scale)
     norm = torch.stack([*map(Tensor.norm, scaled.values())]).norm() + 1e-16
-    return paired(lambda g, own: own * g * (rho / norm), scaled, scale)
+    return map_values(lambda g, own: own * g * (rho / norm), scaled, scale)

@@ -8,7 +8,7 @@ import torch
 from torch.optim import Optimizer
 
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import mapped
+from lightning_fedssl.functional.dictionaries import map_values
 from lightning_fedssl.functional.optimizers import weights_of
 
 ELEMENTWISE = (
@@ -29,7 +29,7 @@ ELEMENTWISE = (
 
 def rows_of(state: State, rows: int | slice) -> State:
     """Those rows of a stacked state; what has none, such as a count of steps, is everybody's."""
-    return mapped(lambda t: t[rows] if t.dim() else t, state)
+    return map_values(lambda t: t[rows] if t.dim() else t, state)
 
 
 def stacked_state(template: Optimizer, kept: Sequence[State]) -> State:

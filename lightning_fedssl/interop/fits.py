@@ -32,7 +32,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.datasets import shortened
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, Sums
-from lightning_fedssl.functional.by_name import copied, only, prefixed
+from lightning_fedssl.functional.dictionaries import add_prefix, clone_state, select
 from lightning_fedssl.functional.frozen import freeze, personal_names
 from lightning_fedssl.functional.returned import loss_of
 from lightning_fedssl.interop.loaders import LoaderData, Loaders, samples_of, seeded
@@ -205,7 +205,7 @@ class FitsLightningModule(FederatedAlgorithm):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Read what :meth:`on_save_checkpoint` wrote."""
         self.network.on_load_checkpoint(checkpoint)
-        checkpoint["state_dict"] = prefixed("network.", checkpoint["state_dict"])
+        checkpoint["state_dict"] = add_prefix("network.", checkpoint["state_dict"])
 
 
 class _Counting:
@@ -393,7 +393,7 @@ class SendsCounters(FederatedAlgorithm):
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
         """Send the counters, too."""
         update = super().on_client_end(update)
-        counters = copied(only(dict(self.named_buffers()), self._counters()))
+        counters = clone_state(select(dict(self.named_buffers()), self._counters()))
         return replace(update, payload={**update.payload, **counters})
 
     def payload_limits(self, update: ClientUpdate) -> Mapping[str, tuple[Any, Any]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import copied
+from lightning_fedssl.functional.dictionaries import clone_state
 from lightning_fedssl.functional.recorded import Values
 from lightning_fedssl.local_training.sequential import ClientPhase
 from lightning_fedssl.local_work import LocalWork
@@ -42,7 +42,7 @@ def prepared(phase: ClientPhase, clients: Iterable[LocalData]) -> list[Client]:
     for data in clients:
         work = phase.start(live, data)
         if work.num_steps:
-            ready.append(Client(data, work, copied(live.model())))
+            ready.append(Client(data, work, clone_state(live.model())))
     return ready
 
 

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData, own_random_stream
 from lightning_fedssl.functional.averaging import Sizes, State
-from lightning_fedssl.functional.by_name import mapped, only, taken, tensors_of
+from lightning_fedssl.functional.dictionaries import select, tensors_of
 from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.functional.gradients import add_to_gradients
 from lightning_fedssl.functional.optimizer_states import (
@@ -173,7 +173,7 @@ class ClientPhase:
             if algorithm.keep_client_optimizer:
                 clients.put(self._owner(data.party), "optimizer", optimizer())
             if algorithm.personal:
-                own = taken(tensors_of(algorithm), algorithm.personal)
+                own = select(tensors_of(algorithm), algorithm.personal)
                 clients.put(data.party, "personal", own)
             with own_random_stream(data, "after training"):
                 update = algorithm.on_client_end(update)
@@ -355,7 +355,7 @@ class Sent:
     def of(cls, algorithm: FederatedAlgorithm) -> Sent:
         """The names of a method."""
         return cls(
-            list(only(trained_weights(algorithm), algorithm.server.parameters)),
+            list(select(trained_weights(algorithm), algorithm.server.parameters)),
             algorithm.uploaded_buffers(),
         )
 
@@ -367,7 +367,7 @@ class Sent:
             data: Its data.
             work: Its steps.
         """
-        weights = mapped(Tensor.detach, taken(tensors, self.weights))
+        weights = {name: tensors[name].detach() for name in self.weights if name in tensors}
         buffers = {name: tensors[name] for name in self.buffers}
         return ClientUpdate(
             data.party, weights, buffers, work.num_samples, work.num_steps, dict(work.payload)

@@ -27,14 +27,15 @@ from lightning_fedssl.algorithm import JointAlgorithm, JointStep
 from lightning_fedssl.data.local_data import LocalData, own_random_stream
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import mapped, stacked, without
 from lightning_fedssl.functional.calls import CallOf
+from lightning_fedssl.functional.dictionaries import exclude, map_values
 from lightning_fedssl.functional.gradients import clip_gradients
 from lightning_fedssl.functional.optimizer_states import like, optimizer_state, set_learning_rate
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.functional.returned import LossError, described, loss_of
 from lightning_fedssl.functional.stacked_layers import StackedLayers
 from lightning_fedssl.functional.stacked_optimizer import rows_of
+from lightning_fedssl.functional.stacking import stack_states
 from lightning_fedssl.local_training.ready import Client, prepared
 from lightning_fedssl.local_training.sequential import (
     ClientPhase,
@@ -110,7 +111,7 @@ def train_jointly(phase: JointPhase, stacks: Iterable[Iterable[LocalData]]) -> l
                 group.features(list(islice(remaining, len(group.clients))), step)
                 for group in groups
             ]
-        features = seats.gather([mapped(Tensor.detach, part) for part in own])
+        features = seats.gather([map_values(Tensor.detach, part) for part in own])
         seats.leave_out(features)
         server = None
         gradient = torch.zeros_like(features[STUDENT])
@@ -197,7 +198,7 @@ def _report(
         if seats.left_before(seat):
             continue
         party = client.data.party
-        up, down = phase.algorithm.step_sizes(party, mapped(itemgetter(seat), features))
+        up, down = phase.algorithm.step_sizes(party, map_values(itemgetter(seat), features))
         observer.transfer(party, "up", up)
         if seat not in seats.present:
             continue
@@ -295,7 +296,7 @@ class _Seats:
         joined = {name: torch.cat([part[name] for part in own]) for name in own[0]} if own else {}
         if self.fabric.world_size > 1:
             joined = collectives.gather_rows(self.fabric, joined, list(map(len, self.by_rank)))
-        return mapped(itemgetter(self._order), joined)
+        return map_values(itemgetter(self._order), joined)
 
     def own(self, rows: Tensor) -> Tensor:
         """This rank's rows out of those of all clients."""
@@ -314,21 +315,23 @@ class _Bottoms(StackedClients):
         super().__init__(phase, clients, phase.algorithm.at_clients)
         self.call = CallOf(phase.algorithm, "client_features").of_client
         self.leaves = {name: self.tensors[name].requires_grad_() for name in self.order}
-        self.rest = without(self.tensors, self.leaves)
+        self.rest = exclude(self.tensors, self.leaves)
         self.optimizer = like(self.template, [*self.leaves.values()], self.optimizer_state)
 
     def features(self, batches: Sequence[Batch], step: int) -> State:
         """The features that the clients send, ``(clients, batch, ...)`` each."""
         with own_random_stream(self.clients[0].data, "joint network", step):
             if len(self.clients) == 1:
-                leaves = mapped(itemgetter(0), self.leaves)
-                rest = mapped(itemgetter(0), self.rest)
+                leaves = map_values(itemgetter(0), self.leaves)
+                rest = map_values(itemgetter(0), self.rest)
                 found = self.call(leaves, rest, batches[0], step)
-                features, replaced = (mapped(itemgetter(None), part) for part in found)
+                features, replaced = (map_values(itemgetter(None), part) for part in found)
             else:
                 together = vmap(self.call, randomness="different", in_dims=(0, 0, 0, None))
                 with StackedLayers():
-                    features, replaced = together(self.leaves, self.rest, stacked(batches), step)
+                    features, replaced = together(
+                        self.leaves, self.rest, stack_states(batches), step
+                    )
         for name, new in replaced.items():
             self.rest[name].copy_(new.detach())
         return features
@@ -346,7 +349,7 @@ class _Bottoms(StackedClients):
         sent = Sent.of(self.phase.algorithm)
         for row, client in enumerate(self.clients):
             if client.data.party not in left_out:
-                tensors = mapped(itemgetter(row), self.tensors)
+                tensors = map_values(itemgetter(row), self.tensors)
                 update = sent.update(tensors, client.data, client.work)
                 state = rows_of(optimizer_state(self.optimizer), row)
                 yield self.phase.finish(client.data, update, state.copy)

@@ -21,11 +21,12 @@ from torch import Tensor
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import copied, only, renamed, shapes_of, stacked, without
+from lightning_fedssl.functional.dictionaries import clone_state, exclude, select
 from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.functional.optimizer_states import like, optimizer_state
 from lightning_fedssl.functional.optimizers import weights_of
 from lightning_fedssl.functional.recorded import Recorded, Values
+from lightning_fedssl.functional.stacking import shapes_of, stack_states
 from lightning_fedssl.local_training.ready import Client, Ended, Logged, add_logged
 from lightning_fedssl.local_training.sequential import ClientPhase, may_record
 from lightning_fedssl.local_training.stacked_step import StackedStep
@@ -81,7 +82,7 @@ class Rows:
     def __init__(self, phase: ClientPhase, received: State, size: int) -> None:
         algorithm = phase.algorithm
         self.size = size
-        self.tensors = stacked([received] * size)
+        self.tensors = stack_states([received] * size)
         leaves = {name: self.tensors[name].requires_grad_() for name in trained_weights(algorithm)}
         names = {id(p): name for name, p in algorithm.named_parameters()}
         self.template = phase.optimizer
@@ -93,10 +94,10 @@ class Rows:
             if order[0].dtype == torch.float32:
                 group["lr"] = torch.zeros((), device=order[0].device)
         self.variates = {name: torch.zeros_like(p) for name, p in leaves.items()}
-        rest = without(self.tensors, leaves)
+        rest = exclude(self.tensors, leaves)
         self.step = StackedStep(phase, leaves, rest, self.optimizer, [])
         self.recorded = Recorded(self._together, f"{type(algorithm).__name__}.training_step")
-        variates = renamed(_variate, self.variates)
+        variates = {_variate(name): t for name, t in self.variates.items()}
         everything = {**self.tensors, **self.momenta, **variates}
         self.of = [{name: t.detach()[row] for name, t in everything.items()} for row in range(size)]
 
@@ -125,7 +126,7 @@ class Rows:
         """Give a row its tensors by name; those that are missing are 0."""
         own = self.of[row]
         torch._foreach_zero_([*own.values()])
-        for name, t in only(given, own).items():
+        for name, t in select(given, own).items():
             own[name].copy_(t, non_blocking=True)
 
     def _together(self, batch: Batch, number: int | Tensor) -> Values:
@@ -164,7 +165,7 @@ class QueuedClients:
             rows.begin(self.phase.algorithm, corrected)
         for row, client in enumerate(self.clients):
             kept = self.phase.kept_optimizer_state(client.data.party)
-            variate = renamed(_variate, client.work.control_variate)
+            variate = {_variate(name): t for name, t in client.work.control_variate.items()}
             self.rows.load(row, {**client.received, **kept, **variate})
         first = [client.work.batch(0) for client in self.clients]
         filler = max(first, key=lambda batch: sum(t.numel() for t in batch.values()))
@@ -190,7 +191,7 @@ class QueuedClients:
             batches: Those of all rows.
             live: The rows whose clients make it.
         """
-        values = self.rows.recorded(stacked(batches), _numbers(self.at, batches))
+        values = self.rows.recorded(stack_states(batches), _numbers(self.at, batches))
         if len(live) < self.rows.size:
             index = _numbers(live, batches)
             values = [(t[index], name, weight) for t, name, weight in values]
@@ -202,7 +203,7 @@ class QueuedClients:
         """A step of one client in the single row."""
         alone, row_of_all = [*self.one.of[0].values()], [*self.rows.of[row].values()]
         torch._foreach_copy_(alone, row_of_all)
-        values = self.one.recorded(stacked([batch]), _numbers([self.at[row]], [batch]))
+        values = self.one.recorded(stack_states([batch]), _numbers([self.at[row]], [batch]))
         torch._foreach_copy_(row_of_all, alone)
         add_logged(self.logged, values, [row])
         self._stepped(row)
@@ -212,8 +213,8 @@ class QueuedClients:
         self.phase.observer.client_batch_ended(self.at[row])
         self.at[row] += 1
         if self.at[row] == self.clients[row].work.num_steps:
-            kept = copied(self.rows.of[row])
-            self.ended[row] = only(kept, self.rows.tensors), only(kept, self.rows.momenta)
+            kept = clone_state(self.rows.of[row])
+            self.ended[row] = select(kept, self.rows.tensors), select(kept, self.rows.momenta)
 
 
 def _numbers(numbers: list[int], batches: list[Batch]) -> Tensor:

@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.data.local_data import LocalData, own_random_stream
-from lightning_fedssl.functional.by_name import mapped, prefixed, tensors_of
 from lightning_fedssl.functional.calls import CallOf
+from lightning_fedssl.functional.dictionaries import add_prefix, map_values, tensors_of
 from lightning_fedssl.functional.losses import added
 from lightning_fedssl.local_training.sequential import recording
 from lightning_fedssl.local_work import LocalWork
@@ -42,7 +42,7 @@ def step_work(
     """
     if work.train is not None:
         return 1.0
-    batch = mapped(Tensor.clone, work.batch(0))  # a loss may change a batch in place
+    batch = map_values(Tensor.clone, work.batch(0))  # a loss may change a batch in place
     shapes = tuple((name, tensor.shape) for name, tensor in batch.items())
     if shapes not in known:
         algorithm.train()
@@ -64,7 +64,7 @@ def _operations(
     copies = {
         name: t.detach().clone().requires_grad_(t.requires_grad) for name, t in tensors.items()
     }
-    given = prefixed("algorithm.", copies)
+    given = add_prefix("algorithm.", copies)
     with FlopCounterMode(display=False) as counted:
         with fabric.autocast(), recording(algorithm, []):
             found = functional_call(

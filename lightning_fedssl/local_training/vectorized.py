@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lightning_fedssl.data.local_data import LocalData, own_random_stream
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import mapped, only, stacked, stacked_by_shape, without
+from lightning_fedssl.functional.dictionaries import exclude, map_values, select
 from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.functional.optimizer_states import (
     like,
@@ -38,6 +38,7 @@ from lightning_fedssl.functional.optimizer_states import (
 from lightning_fedssl.functional.optimizers import weights_of
 from lightning_fedssl.functional.returned import LossError, place_of
 from lightning_fedssl.functional.stacked_optimizer import rows_of, stacked_state
+from lightning_fedssl.functional.stacking import stack_by_shape, stack_states
 from lightning_fedssl.local_training.ready import (
     Client,
     Ended,
@@ -158,7 +159,7 @@ class StackedClients:
         self.template = part_of(phase.optimizer, names)
         self.order = [names[id(p)] for p in weights_of(self.template)]
         theirs = set(filter(own, clients[0].received))
-        self.tensors = stacked([only(client.received, theirs) for client in clients])
+        self.tensors = stack_states([select(client.received, theirs) for client in clients])
         kept = [phase.kept_optimizer_state(client.data.party) for client in clients]
         self.optimizer_state = stacked_state(self.template, kept)
 
@@ -189,7 +190,7 @@ class Stack(StackedClients):
         works = [client.work for client in self.clients[:width]]
         names = trained_weights(algorithm)
         leaves = {name: self.tensors[name][:width].requires_grad_() for name in names}
-        rest = mapped(itemgetter(slice(width)), without(self.tensors, leaves))
+        rest = map_values(itemgetter(slice(width)), exclude(self.tensors, leaves))
         state = rows_of(self.optimizer_state, slice(width))
         optimizer = like(self.template, [leaves[name] for name in self.order], state)
         update = StackedStep(self.phase, leaves, rest, optimizer, corrected(leaves, works))
@@ -198,7 +199,7 @@ class Stack(StackedClients):
             if algorithm.step_factors:
                 set_learning_rate(optimizer, algorithm.step_factors[step])
             batches = [work.batch(step) for work in works]
-            parts = stacked_by_shape(batches, [part for _, part in parts])
+            parts = stack_by_shape(batches, [part for _, part in parts])
             for (rows, _), values in zip(parts, update(parts, step), strict=True):
                 add_logged(self.logged, values, rows)
             for _ in works:
@@ -206,7 +207,7 @@ class Stack(StackedClients):
         self.optimizer_state = optimizer_state(optimizer)
         for row, work in enumerate(works):
             if work.num_steps == steps.stop:
-                tensors = mapped(itemgetter(row), self.tensors)
+                tensors = map_values(itemgetter(row), self.tensors)
                 self.ended[row] = tensors, rows_of(self.optimizer_state, row)
 
 

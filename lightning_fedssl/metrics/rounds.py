@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_fedssl.functional.by_name import below, places
 from lightning_fedssl.functional.device_copies import copy_to_cpu
+from lightning_fedssl.functional.dictionaries import starting_with
 
 Metrics = dict[str, float]
 """Scalars by name."""
@@ -167,7 +167,7 @@ def means_of(shares: Sequence[Share], order: Sequence[int] = ()) -> Metrics:
         order: The clients in the order in which their values are added; ascending numbers if left
             out.
     """
-    place = places(order)
+    place = {name: index for index, name in enumerate(order)}
     of_clients = list(chain(*(share.of_clients for share in shares)))
     whole = MetricCollector()
     for _, entries in sorted(of_clients, key=lambda one: place.get(one[0], one[0])):
@@ -312,7 +312,7 @@ class Scalars:
 
     def _take_bytes(self, counts: Metrics) -> Metrics:
         self._sums.clear()
-        sent = below("communication/", counts)
+        sent = starting_with("communication/", counts)
         self.total_bytes += sum(sent.values())
         return sent
 

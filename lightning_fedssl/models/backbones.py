@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_fedssl.functional.by_name import only, unprefixed, without
+from lightning_fedssl.functional.dictionaries import exclude, remove_prefix, select
 from lightning_fedssl.models.pretrained import read_weights
 from lightning_fedssl.storage.optional import optional
 
@@ -134,11 +134,11 @@ def _load(network: nn.Module, path: str) -> None:
     found = read_weights(Path(path).expanduser(), "data.backbone")
     first = next(iter(own))
     prefix = min((n.removesuffix(first) for n in found if n.endswith(first)), key=len, default="")
-    named = unprefixed(prefix, found)
+    named = remove_prefix(prefix, found)
     found = named if own.keys() <= named.keys() else dict(zip(own, found.values(), strict=False))
-    found = only(found, own)
+    found = select(found, own)
     fits = {name for name, tensor in found.items() if tensor.shape == own[name].shape}
-    if wrong := [*without(own, fits)]:
+    if wrong := [*exclude(own, fits)]:
         raise ValueError(
             f"data.backbone: {path} does not fit the network: {len(wrong)} of {len(own)} tensors "
             f"are missing or of another shape, such as {wrong[0]}; give the weights of this network"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl.functional.batch_norm import evaluating
-from lightning_fedssl.functional.by_name import mapped
+from lightning_fedssl.functional.dictionaries import map_values
 from lightning_fedssl.task import Task
 
 PENALTIES = np.logspace(-3, 4, 8)
@@ -110,7 +110,7 @@ def linear_targets(task: Task, targets: Tensor) -> Tensor:
     """
     if targets.dim() == 1:
         return targets
-    unit = mapped(targets.new_tensor, task.unit()) if task.unit() else {}
+    unit = map_values(targets.new_tensor, task.unit()) if task.unit() else {}
     wanted = (targets - unit["mean"]) / unit["std"] if unit else 4.0 * targets - 2
     return torch.where(task.known(targets), wanted, 0.0)
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from lightning_fedssl.functional.batch_norm import batch_norm_layers, evaluating
-from lightning_fedssl.functional.by_name import first_number, only
+from lightning_fedssl.functional.dictionaries import first_number, select
 
 InShape = tuple[int, ...]
 """Shape of one sample: ``(channels, height, width)`` of an image, ``(channels, time)`` of a signal,
@@ -256,7 +256,7 @@ def _arguments(
             "the data set them."
         )
     offered = {"num_classes": num_classes, "in_shape": in_shape, "in_channels": in_shape[0]}
-    return only(offered, _accepted(_target(factory)))
+    return select(offered, _accepted(_target(factory)))
 
 
 def _accepted(target: Callable[..., nn.Module]) -> set[str]:

@@ -14,14 +14,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lightning_fedssl.functional.averaging import State, is_finite
-from lightning_fedssl.functional.by_name import (
-    below,
-    only,
-    prefixed,
-    renamed,
+from lightning_fedssl.functional.dictionaries import (
+    add_prefix,
+    exclude,
+    remove_prefix,
+    select,
+    starting_with,
     tensors_of,
-    unprefixed,
-    without,
 )
 from lightning_fedssl.functional.frozen import listed, select_names
 from lightning_fedssl.models.network import Network
@@ -63,14 +62,14 @@ def load_weights(network: nn.Module, path: str | Path, left_out: Sequence[str] =
     own = tensors_of(network)
     found = read_weights(Path(path).expanduser())
     if isinstance(network, Network):
-        found = renamed(network.own_name, found)
+        found = {network.own_name(name): t for name, t in found.items()}
     own, found = _without_adapters(own, found)
     found = _with_prefix(found, own)
     names = {**found, **own}
     ignored = select_names(names, left_out, "model.init_except")
     ignored |= {name for name in names if name.endswith(_COUNTER)}
-    own = without(own, ignored)
-    found = without(found, ignored)
+    own = exclude(own, ignored)
+    found = exclude(found, ignored)
     if mismatch := _mismatch(own, found):
         raise ValueError(
             f"model.init_from: {path} does not fit {type(network).__name__}: "
@@ -139,19 +138,21 @@ def _without_prefixes(state: State) -> State:
     """The weights of the network: of a checkpoint of this package without a teacher's, and without
     common prefixes.
     """
-    network = below("network.", state)
-    if len(network) + len(below("teacher.", state)) + len(below("head.", state)) == len(state):
+    network = starting_with("network.", state)
+    if len(network) + len(starting_with("teacher.", state)) + len(
+        starting_with("head.", state)
+    ) == len(state):
         state = network or state
     for prefix in _PREFIXES:
-        if len(below(prefix, state)) == len(state):
-            state = unprefixed(prefix, state)
+        if len(starting_with(prefix, state)) == len(state):
+            state = remove_prefix(prefix, state)
     return state
 
 
 def _with_prefix(found: State, own: State) -> State:
     """A file's tensors under the prefix of a network that stands in an attribute (``net.``)."""
     prefix = next(iter(own), "").partition(".")[0] + "."
-    named = prefixed(prefix, found)
+    named = add_prefix(prefix, found)
     return named if named.keys() & own.keys() and not found.keys() & own.keys() else found
 
 
@@ -170,19 +171,19 @@ def _without_adapters(own: State, found: State) -> tuple[State, State]:
         if ".base_layer." in name or not name.startswith(adapted):
             names[name] = re.sub(_OF_PEFT, "", name.partition(_PEFT)[2])
     known = {name: found[old] for name, old in names.items() if old in found}
-    return only(own, names), known | without(found, names.values())
+    return select(own, names), known | exclude(found, names.values())
 
 
 def _mismatch(own: State, found: State) -> list[str]:
     """One phrase for each kind of difference, with the tensors that differ."""
     shapes = []
-    for name, tensor in only(own, found).items():
+    for name, tensor in select(own, found).items():
         wrong = tuple(found[name].shape)
         if wrong != tuple(tensor.shape):
             shapes.append(f"{name} is {wrong} instead of {tuple(tensor.shape)}")
     kinds = {
-        "missing in the file": [*without(own, found)],
-        "unknown to the network": [*without(found, own)],
+        "missing in the file": [*exclude(own, found)],
+        "unknown to the network": [*exclude(found, own)],
         "of another shape": shapes,
     }
     return [f"{len(names)} {kind}: {listed(names)}" for kind, names in kinds.items() if names]

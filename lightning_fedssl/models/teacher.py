@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from lightning_fedssl.functional.by_name import mapped, tensors_of
+from lightning_fedssl.functional.dictionaries import map_values, tensors_of
 from lightning_fedssl.functional.ema import ema_update
 from lightning_fedssl.functional.frozen import tensors_that_change
 
@@ -25,7 +25,7 @@ class Teacher(nn.ModuleDict):
     """
 
     def __init__(self, originals: dict[str, nn.Module]) -> None:
-        super().__init__(mapped(copy.deepcopy, originals))
+        super().__init__(map_values(copy.deepcopy, originals))
         self.requires_grad_(False)
         self.eval()
 

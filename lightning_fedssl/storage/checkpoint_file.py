@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_fedssl.functional.by_name import taken
+from lightning_fedssl.functional.dictionaries import select
 from lightning_fedssl.storage import state_files
 from lightning_fedssl.storage.files import write_synced
 
@@ -104,7 +104,7 @@ def _with_files(checkpoint: Checkpoint, folder: Path, names: dict[str, str]) -> 
         return checkpoint
     names.pop(SERVER, None)
     state_files.write(folder, states, names)
-    light = {"clients": {}, "server_optimizer": {}, "states": taken(names, states)}
+    light = {"clients": {}, "server_optimizer": {}, "states": select(names, states)}
     return {**checkpoint, "federation": federation | light}
 
 

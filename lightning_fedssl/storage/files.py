@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
-from lightning_fedssl.functional.by_name import mapped
+from lightning_fedssl.functional.dictionaries import map_values
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
@@ -128,7 +128,7 @@ def as_json(value: Any, indent: int | None = None) -> str:
 
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return mapped(_finite, value)
+        return map_values(_finite, value)
     if isinstance(value, (list, tuple)):
         return list(map(_finite, value))
     return None if isinstance(value, float) and not math.isfinite(value) else value

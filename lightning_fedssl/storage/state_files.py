@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lightning_fedssl.functional.by_name import mapped
+from lightning_fedssl.functional.dictionaries import map_values
 from lightning_fedssl.storage.files import sync_folder, write_bytes
 
 State = dict[str, Tensor]
@@ -58,7 +58,7 @@ def read(path: Path) -> State:
         raise ValueError(f"ckpt_path: {path} was changed or damaged; {_REMEDY}")
     try:
         found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        return mapped(Tensor.detach, found)
+        return map_values(Tensor.detach, found)
     except Exception as error:
         raise ValueError(f"ckpt_path: {path} is not a file of states; {_REMEDY}") from error
 

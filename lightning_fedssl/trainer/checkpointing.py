@@ -20,9 +20,16 @@ from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.export import describe_model
 from lightning_fedssl.export.description import Description, describe_data
-from lightning_fedssl.functional.by_name import below, mapped, only, prefixed, shapes_of, without
+from lightning_fedssl.functional.dictionaries import (
+    add_prefix,
+    exclude,
+    map_values,
+    select,
+    starting_with,
+)
 from lightning_fedssl.functional.optimizer_states import load_optimizer_state, optimizer_state
 from lightning_fedssl.functional.schedules import Schedule
+from lightning_fedssl.functional.stacking import shapes_of
 from lightning_fedssl.hooks import Hooks
 from lightning_fedssl.round import Round
 from lightning_fedssl.run import Run
@@ -80,7 +87,7 @@ def _description(run: Run) -> Description:
         run.datamodule,
         settings_of(run),
         run.round.index,
-        mapped(float, run.scalars.last),
+        map_values(float, run.scalars.last),
         run.scalars.rounds,
         run.settings.describe_privacy(),
     )
@@ -182,12 +189,12 @@ def take(run: Run, weights_only: bool = False) -> checkpoint_file.Checkpoint:
         "seed": int(run.seed),
         "partition": str(run.datamodule.split.hash),
         "total_bytes": float(run.scalars.total_bytes),
-        "metrics": mapped(float, run.scalars.last),
+        "metrics": map_values(float, run.scalars.last),
         "federation": {
             "parameters": dict(server.parameters),
             "buffers": dict(server.buffers),
             "version": int(server.version),
-            "extra": mapped(dict, server.extra),
+            "extra": map_values(dict, server.extra),
             "server_optimizer": {} if left_out else optimizer_state(run.server_optimizer),
             "clients": {} if left_out else algorithm.clients.state_dict(),
             "client_states_left_out": left_out,
@@ -243,7 +250,7 @@ def load_model(run: Run, path: Path) -> checkpoint_file.Checkpoint:
     state = loaded["federation"]
     run.algorithm.on_load_checkpoint(loaded)
     kept = {**frozen_state(run.algorithm), **server.personal}
-    found = only(loaded["state_dict"], kept) | state["parameters"] | state["buffers"]
+    found = select(loaded["state_dict"], kept) | state["parameters"] | state["buffers"]
     if wrong := {*shapes_of(server.model() | kept)} ^ {*shapes_of(found)}:
         raise ValueError(
             f"ckpt_path: {path} holds another network: {min(wrong)[0]} does not fit; "
@@ -252,10 +259,10 @@ def load_model(run: Run, path: Path) -> checkpoint_file.Checkpoint:
     server.update(state["parameters"], state["buffers"])
     # Callbacks evaluate other models, such as group means, together with the global model of the
     # same round.
-    server.extra = mapped(dict, state["extra"])
+    server.extra = map_values(dict, state["extra"])
     server.to(run.fabric.device)
-    server.update(personal=only(loaded["state_dict"], server.personal))
-    load_state(run.algorithm, only(loaded["state_dict"], kept))
+    server.update(personal=select(loaded["state_dict"], server.personal))
+    load_state(run.algorithm, select(loaded["state_dict"], kept))
     server.version = state["version"]
     run.loaded_round = loaded["round"]
     run.round = Round(run.loaded_round, run.settings.max_rounds)
@@ -407,8 +414,8 @@ def resume(run: Run, path: Path) -> int:
     run.algorithm.clients.files.update(state["states"])
     # The test of a run that had finished is not a test of the longer run.
     metrics = loaded["metrics"]
-    kept = without(metrics, below(_OF_END, metrics))
-    evaluated = without(loaded["model"]["metric_rounds"], ["test"])
+    kept = exclude(metrics, starting_with(_OF_END, metrics))
+    evaluated = exclude(loaded["model"]["metric_rounds"], ["test"])
     run.scalars.restore(kept, evaluated, loaded["total_bytes"])
     return int(loaded["round"])
 
@@ -434,7 +441,7 @@ def continue_curves(run: Run, path: Path) -> None:
         step = int(row["step"])
         scalars = {k: float(v) for k, v in row.items() if v and k not in ("step", "epoch")}
         # The resumed run logs the row of its end itself.
-        if not below(_OF_END, scalars) and step <= run.round.index:
+        if not starting_with(_OF_END, scalars) and step <= run.round.index:
             run.folder.log_metrics(scalars, step)
 
 
@@ -476,7 +483,7 @@ def _check_states(loaded: checkpoint_file.Checkpoint, path: Path) -> None:
     """
     state = loaded["federation"]
     weights = {**loaded["state_dict"], **state["parameters"]}
-    stored = {**state["extra"], **prefixed("client ", state["clients"])}
+    stored = {**state["extra"], **add_prefix("client ", state["clients"])}
     for place, tensors in stored.items():
         for name, t in tensors.items():
             weight = name if place in state["extra"] else name.partition(".")[2]

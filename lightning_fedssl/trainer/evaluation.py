@@ -16,7 +16,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.class_shares import drawn_to
 from lightning_fedssl.data.datasets import plural
-from lightning_fedssl.functional.by_name import prefixed
+from lightning_fedssl.functional.dictionaries import add_prefix
 from lightning_fedssl.hooks import Hooks
 from lightning_fedssl.metrics.evaluation import EvaluationMetrics, scalars
 from lightning_fedssl.metrics.rounds import MetricCollector, Metrics
@@ -102,7 +102,7 @@ def evaluate(run: Run, stage: Literal["validate", "test"]) -> Metrics:
             if logits is not None:
                 scores.update(logits, batch[1])
     found, means = scores.compute(run.gather), collector.compute(run.gather)
-    values = prefixed(f"{prefix}/", found)
+    values = add_prefix(f"{prefix}/", found)
     run.scalars.metrics.update(values)
     metrics = scalars(values) | means
     if not math.isfinite(metrics.get(f"{prefix}/loss", 0.0)):

@@ -15,7 +15,7 @@ from lightning_fedssl.algorithm import JointAlgorithm
 from lightning_fedssl.data.local_data import LocalData, own_random_stream
 from lightning_fedssl.functional.averaging import Sizes, State, sizes_of
 from lightning_fedssl.functional.batch_norm import LayerMoments
-from lightning_fedssl.functional.by_name import mapped, taken, tensors_of
+from lightning_fedssl.functional.dictionaries import select, tensors_of
 from lightning_fedssl.functional.optimizer_states import load_optimizer_state
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_training import sequential
@@ -142,11 +142,11 @@ class RunFederation(Federation):
         """
         server = self.run.algorithm.server
         tensors = tensors_of(self.run.algorithm)
-        trained = mapped(Tensor.detach, taken(tensors, filter(which, tensors)))
+        trained = {name: t.detach() for name, t in tensors.items() if which(name)}
         server.update(
-            taken(trained, server.parameters),
-            taken(trained, server.buffers),
-            taken(trained, server.personal),
+            select(trained, server.parameters),
+            select(trained, server.buffers),
+            select(trained, server.personal),
         )
 
 

@@ -15,7 +15,6 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.functional.averaging import Sizes, State
-from lightning_fedssl.functional.by_name import places, taken
 from lightning_fedssl.hooks import Hooks
 from lightning_fedssl.metrics.rounds import Scalars
 from lightning_fedssl.state import ClientUpdate, load_state
@@ -161,7 +160,7 @@ class Judge:
             clients.apply(changes)
             self.outcomes |= of_rank
             self._reasons |= why
-        place = places(self.algorithm.current_round.cohort)
+        place = {client: i for i, client in enumerate(self.algorithm.current_round.cohort)}
         everyone = chain.from_iterable(arrivals for arrivals, *_ in parts)
         return sorted(everyone, key=lambda arrival: place[arrival.update.client])
 
@@ -193,7 +192,8 @@ class Judge:
                 dropped clients.
         """
         index = self.algorithm.current_round.index
-        outcomes = taken(self.outcomes, self.algorithm.current_round.cohort)
+        cohort = self.algorithm.current_round.cohort
+        outcomes = {client: self.outcomes[client] for client in cohort if client in self.outcomes}
         for client, reason in sorted(self._reasons.items()):
             _log.warning(
                 "round %d: client %d %s; it is left out of the average",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fedssl.data.datamodule import FederatedDataModule
-from lightning_fedssl.functional.by_name import without
+from lightning_fedssl.functional.dictionaries import exclude
 from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.run import Run
 
@@ -62,7 +62,7 @@ def settings_of(run: Run) -> Settings:
         "trainer.precision": keys.precision,
         **_flat("trainer", {"faults": keys.faults, "updates": keys.updates}),
         "trainer.updates": tuple(type(rule).__name__ for rule in keys.updates),
-        **_flat("data", without(of_data, ["partition"])),
+        **_flat("data", exclude(of_data, ["partition"])),
         **own,
         **_flat("model", of_model),
         **_of_optimizer("model.optimizer", run.client_optimizer),
@@ -72,7 +72,7 @@ def settings_of(run: Run) -> Settings:
     }
     if "aggregation_optimizer" in vars(algorithm):
         found |= _of_aggregation("model.aggregation_optimizer", algorithm.aggregation_optimizer)
-    return without(found, _UNIMPORTANT)
+    return exclude(found, _UNIMPORTANT)
 
 
 def table_row_of(run: Run) -> dict[str, str | float | bool]:
@@ -104,7 +104,7 @@ def differences(saved: Settings, now: Settings) -> list[str]:
 
 
 def _of_optimizer(key: str, optimizer: Optimizer) -> Settings:
-    values = without(optimizer.defaults, _KERNELS)
+    values = exclude(optimizer.defaults, _KERNELS)
     return {key: type(optimizer).__name__, **_flat(key, values)}
 
 

@@ -26,7 +26,7 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.rehearsal import rehearse
 from lightning_fedssl.distributed import launch
-from lightning_fedssl.functional.by_name import taken
+from lightning_fedssl.functional.dictionaries import select
 from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.hooks import Hooks
@@ -350,7 +350,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
                 **model.server.personal,
                 **model.server.model(),
             },
-            "scalars": taken(vars(run.scalars), _VALUES),
+            "scalars": select(vars(run.scalars), _VALUES),
             "round_index": run.round.index,
             "origin": dict(model.origin),
             "log_dir": run.folder.log_dir,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.functional.averaging import State, is_finite
-from lightning_fedssl.functional.by_name import only
+from lightning_fedssl.functional.dictionaries import select
 from lightning_fedssl.run import TrainerView
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.updates.rule import Arrival, UpdateRule
@@ -175,7 +175,7 @@ class Quarantine(UpdateRule):
 
 
 def _movement(state: State, sent: State) -> Sequence[Tensor]:
-    moved = only(state, sent)
+    moved = select(state, sent)
     return torch._foreach_sub([*moved.values()], [sent[name] for name in moved]) if moved else ()
 
 

@@ -19,7 +19,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import evaluating
-from lightning_fedssl.functional.by_name import only, paired
+from lightning_fedssl.functional.dictionaries import map_values, select
 from lightning_fedssl.run import TrainerView
 from lightning_fedssl.updates.aggregators import require_a_mean
 from lightning_fedssl.updates.rule import Arrival, UpdateRule
@@ -65,7 +65,7 @@ class Attack(UpdateRule):
         update = arrival.update
         if not self.falsifies or update.client not in self._attackers:
             return arrival
-        return arrival.changed(self.falsify(update.model(), only(received, update.model())))
+        return arrival.changed(self.falsify(update.model(), select(received, update.model())))
 
     def on_deployment(self, min_clients: int) -> None:
         """Refuse it: a deployment has real clients."""
@@ -130,7 +130,7 @@ class SignFlip(Attack):
 
     def falsify(self, trained: State, received: State) -> State:
         """Reverse the movement."""
-        return paired(lambda t, w: torch.lerp(w, t, -self.scale), trained, received)
+        return map_values(lambda t, w: torch.lerp(w, t, -self.scale), trained, received)
 
 
 class PseudoLabelPoison(Attack):

@@ -33,7 +33,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
-from lightning_fedssl.functional.by_name import mapped, taken
+from lightning_fedssl.functional.dictionaries import map_values, select
 from lightning_fedssl.local_training.sequential import Sent
 from lightning_fedssl.metrics.rounds import Metrics
 from lightning_fedssl.run import TrainerView
@@ -282,8 +282,8 @@ class CentralDP(UpdateRule):
         self._last_round = trainer.round_index
         server = algorithm.server
         names = Sent.of(algorithm)
-        model = taken(server.model(), (*names.weights, *names.buffers))
-        total = mapped(torch.zeros_like, model)
+        model = {name: server.model()[name] for name in (*names.weights, *names.buffers)}
+        total = map_values(torch.zeros_like, model)
         clipped = []
         for update in updates:
             if (
@@ -304,7 +304,7 @@ class CentralDP(UpdateRule):
         trainer.log("privacy/epsilon", self._spent.epsilon(self.delta))
         trainer.log("privacy/population", spent.clients)
         trainer.log("privacy/clipped_share", sum(clipped) / max(len(clipped), 1), len(clipped))
-        parameters = taken(mean, names.weights)
+        parameters = select(mean, names.weights)
         buffers = {name: mean[name] for name in names.buffers}
         yield ClientUpdate(sampling.SERVER, parameters, buffers, num_samples=1, num_steps=1)
 

@@ -13,7 +13,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State
-from lightning_fedssl.functional.by_name import only
+from lightning_fedssl.functional.dictionaries import select
 from lightning_fedssl.run import TrainerView
 from lightning_fedssl.state import ClientUpdate
 
@@ -46,8 +46,8 @@ class Arrival:
         """The same with other values of some weights and buffers, by name."""
         if not tensors:
             return self
-        parameters = self.update.parameters | only(tensors, self.update.parameters)
-        buffers = self.update.buffers | only(tensors, self.update.buffers)
+        parameters = self.update.parameters | select(tensors, self.update.parameters)
+        buffers = self.update.buffers | select(tensors, self.update.buffers)
         return replace(self, update=replace(self.update, parameters=parameters, buffers=buffers))
 
     def copied(self) -> Arrival:

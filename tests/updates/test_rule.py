@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import mapped
+from lightning_fedssl.functional.dictionaries import map_values
 from lightning_fedssl.updates import Attack, CentralDP, Median, Quarantine, SignFlip, TrimmedMean, UpdateRule
 from lightning_fedssl.updates.rule import Arrival
 from tests.toy import Transfers, forked, labeled_clients, toy_fedavg, toy_trainer
@@ -82,7 +82,7 @@ class Broken(Attack):
     """Attackers send what is no number."""
 
     def falsify(self, trained: State, received: State) -> State:
-        return mapped(lambda t: t * math.nan, trained)
+        return map_values(lambda t: t * math.nan, trained)
 
 
 def test_what_a_rule_changes_is_checked_as_an_update_is(tmp_path: Path) -> None:

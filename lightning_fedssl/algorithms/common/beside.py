@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.supervised import Supervised
 from lightning_fedssl.callbacks import RoundProgress
-from lightning_fedssl.functional.by_name import mapped
+from lightning_fedssl.functional.dictionaries import map_values
 from lightning_fedssl.run import Beside, TrainerView
 
 
@@ -61,4 +61,4 @@ def train(
         trainer.fit(method, data)
     finally:
         log.setLevel(level)
-    return Beside(mapped(float, trainer.callback_metrics), method)
+    return Beside(map_values(float, trainer.callback_metrics), method)

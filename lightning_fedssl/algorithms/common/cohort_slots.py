@@ -19,7 +19,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import Sizes, State, sizes_of
-from lightning_fedssl.functional.by_name import mapped, places, prefixed
+from lightning_fedssl.functional.dictionaries import add_prefix, map_values
 from lightning_fedssl.functional.optimizer_states import load_optimizer_state, optimizer_state
 from lightning_fedssl.functional.schedules import FractionalCosine, Schedule
 from lightning_fedssl.local_work import LocalWork, labeled_work
@@ -87,7 +87,7 @@ class SlotAlgorithm(FederatedAlgorithm):
 
     def on_round_start(self) -> None:
         """Give every user of the cohort a slot, in drawn order."""
-        self.slot_of = places(self.current_round.cohort)
+        self.slot_of = {client: i for i, client in enumerate(self.current_round.cohort)}
         self.server.extra.setdefault("buffers", clone(self.server.buffers))
 
     def slot_buffers(self, slot: int) -> State:
@@ -104,7 +104,7 @@ class SlotAlgorithm(FederatedAlgorithm):
 
     def _momentum_sizes(self, client: int) -> Sizes:
         kept = self.clients.get(self.state_owner(client), "optimizer")
-        return prefixed("optimizer.", sizes_of(kept))
+        return add_prefix("optimizer.", sizes_of(kept))
 
     def train_servers(self, federation: Federation) -> None:
         """Train the server at the same time as the users; by default it only averages."""
@@ -186,4 +186,4 @@ def group_sizes(groups: int | list[int], clients_per_round: int) -> list[int]:
 
 def clone(state: State) -> State:
     """A copy that shares no storage."""
-    return mapped(Tensor.clone, state)
+    return map_values(Tensor.clone, state)

@@ -14,7 +14,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, Sums
-from lightning_fedssl.functional.by_name import mapped, paired, taken
+from lightning_fedssl.functional.dictionaries import map_values
 from lightning_fedssl.functional.optimizer_states import load_optimizer_state, optimizer_state
 from lightning_fedssl.functional.optimizers import build_optimizer
 from lightning_fedssl.local_work import LocalWork, labeled_work
@@ -91,8 +91,8 @@ class ServerPhases(FederatedAlgorithm):
             return
         if self.server_phase == "parallel":
             share = self.server_weight
-            mean = paired(lambda t, own: torch.lerp(t, own, share), mean, self.server.model())
-        weights = taken(mean, self.server.parameters)
+            mean = map_values(lambda t, own: torch.lerp(t, own, share), mean, self.server.model())
+        weights = {name: mean[name] for name in self.server.parameters if name in mean}
         if self.aggregation_optimizer is not None:
             weights = self._step_towards(weights, self.aggregation_optimizer)
         self.server.replace(mean | weights)
@@ -106,7 +106,7 @@ class ServerPhases(FederatedAlgorithm):
             weight.grad = weight.detach() - mean[name]
         optimizer.step()
         self.server.extra[AGGREGATION_STATE] = optimizer_state(optimizer)
-        return mapped(Tensor.detach, weights)
+        return map_values(Tensor.detach, weights)
 
     def round(self, federation: Federation) -> None:
         """One round: the clients train from the global model, the server averages, and trains in

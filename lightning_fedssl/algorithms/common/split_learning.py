@@ -30,7 +30,7 @@ from lightning_fedssl.algorithm import JointAlgorithm
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.by_name import below, tensors_of, unprefixed
+from lightning_fedssl.functional.dictionaries import remove_prefix, starting_with, tensors_of
 from lightning_fedssl.functional.ema import ema_update
 from lightning_fedssl.functional.optimizers import nesterov_sgd
 from lightning_fedssl.functional.schedules import Cosine, Schedule
@@ -171,8 +171,8 @@ class SplitTraining(_TrainsSplitNetwork):
 
     def evaluated_model(self) -> State:
         """The global teacher, also under the names of the network."""
-        teacher = below(_TEACHER, self.server.model())
-        return {**teacher, **unprefixed(_TEACHER, teacher)}
+        teacher = starting_with(_TEACHER, self.server.model())
+        return {**teacher, **remove_prefix(_TEACHER, teacher)}
 
     # Stage 1, at the server.
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from lightning_fedssl.functional.by_name import taken
 from lightning_fedssl.state import Batch
 
 
@@ -22,6 +21,6 @@ def logits_of_views(
         batch: The views by name.
         names: The views to pass.
     """
-    views = taken(batch, names)
+    views = {name: batch[name] for name in names if name in batch}
     logits = model(torch.cat(list(views.values()))).split(list(map(len, views.values())))
     return dict(zip(views, logits, strict=True))

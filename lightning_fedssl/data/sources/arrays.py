@@ -21,7 +21,6 @@ from lightning_fedssl.data.sources.base import (
     number_clients,
 )
 from lightning_fedssl.data.sources.reading import NO_LABEL
-from lightning_fedssl.functional.by_name import taken
 
 _READ_TWICE = 100
 """Samples of each data set that are read a second time, to refuse random transforms."""
@@ -226,7 +225,9 @@ class Arrays(Datasets):
             )
         parts: dict[str, Any] = {}
         for part in ("train", "test", *extra - {"validation_labels"}):
-            parts[part] = [*taken(arrays, (part, f"{part}_labels")).values()]
+            parts[part] = [arrays[part]]
+            if f"{part}_labels" in arrays:
+                parts[part].append(arrays[f"{part}_labels"])
         super().__init__(**parts, **ids, class_names=class_names)
 
 

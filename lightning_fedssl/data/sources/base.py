@@ -21,7 +21,6 @@ from torch import Tensor
 
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit, Moments
 from lightning_fedssl.data.sources.reading import UNKNOWN, Reading, cut
-from lightning_fedssl.functional.by_name import places, without
 from lightning_fedssl.functional.frozen import listed
 from lightning_fedssl.task import Classification, Task
 
@@ -211,7 +210,7 @@ def number_clients(
         raise ValueError(
             "data.dataset: identifiers of clients are of several types, or some are missing"
         ) from error
-    numbers = places(names)
+    numbers = {name: number for number, name in enumerate(names)}
     if unknown := sorted({*tested} - {None, *names}):
         rank_zero_warn(
             f"data.dataset: no training sample has the client {', '.join(map(repr, unknown[:3]))} "
@@ -276,7 +275,7 @@ def read_csv(path: str | Path, columns: Collection[str], reading: Reading) -> li
             f"{key}: {str(path)!r} is not a CSV file in UTF-8 with a head ({error}); save it as "
             "CSV in UTF-8"
         ) from error
-    if missing := [*without(dict.fromkeys(columns), head)]:
+    if missing := [column for column in columns if column not in head]:
         raise ValueError(
             f"{key}: {str(path)!r} has no column {', '.join(map(repr, missing))}; there are "
             f"{listed(head)}, which commas or semicolons must separate; label_column and its like "

@@ -16,7 +16,6 @@ from torch.utils.data import Dataset
 
 from lightning_fedssl.data.image_files import RESAMPLING, as_seen
 from lightning_fedssl.data.sources.arrays import as_tensor
-from lightning_fedssl.functional.by_name import without
 from lightning_fedssl.storage.optional import optional
 
 _CONVERTED = {"P": "RGB", "1": "L"}
@@ -65,12 +64,11 @@ class Columns(Dataset[Any]):
                 rows = library.load_from_disk(rows)[split]
             else:
                 rows = library.load_dataset(rows, config, split=split)
-        found = list(rows[0]) if len(rows) else []
-        needed = dict.fromkeys(filter(None, (sample, label, client)))
-        if missing := [*without(needed, found)]:
+        columns = list(rows[0]) if len(rows) else []
+        if missing := [c for c in (sample, label, client) if c and c not in columns]:
             raise ValueError(
                 f"data.dataset: there is no column {', '.join(map(repr, missing))}; there are "
-                f"{', '.join(found)}"
+                f"{', '.join(columns)}"
             )
         self.rows = rows
         self.sample = sample

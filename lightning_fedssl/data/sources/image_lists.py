@@ -36,7 +36,6 @@ from lightning_fedssl.data.sources.base import (
 )
 from lightning_fedssl.data.sources.reading import NO_LABEL
 from lightning_fedssl.data.sources.table import label_numbers
-from lightning_fedssl.functional.by_name import places
 from lightning_fedssl.functional.frozen import listed
 
 _NORMALIZATION = {3: ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), 1: ((0.449,), (0.226,))}
@@ -139,7 +138,7 @@ class ImageList(DataSource):
 
     def targets_of(self, images: Sequence[ListedImage], spec: DatasetSpec) -> Tensor:
         """The targets of images, from their labels; an empty label is none."""
-        numbers = places(spec.class_names) | {"": -1}
+        numbers = {name: number for number, name in enumerate(spec.class_names)} | {"": -1}
         for image in images:
             if image.label not in numbers:
                 raise ValueError(

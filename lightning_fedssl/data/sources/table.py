@@ -29,7 +29,6 @@ from lightning_fedssl.data.table_rows import (
     inputs_of_words,
     number,
 )
-from lightning_fedssl.functional.by_name import places
 from lightning_fedssl.functional.frozen import listed
 
 _CLIENTS_OF = {
@@ -114,7 +113,8 @@ class Table(Datasets):
         else:
             words = [row[label_column] for row in rows]
             classes = sorted({*words} - NO_LABEL)
-            numbers = dict.fromkeys(NO_LABEL, -1) | places(classes)
+            numbers = dict.fromkeys(NO_LABEL, -1)
+            numbers |= {name: number for number, name in enumerate(classes)}
             labels = strata = np.array([numbers[word] for word in words])
         place = np.where(is_fifth(strata), "test", "train").astype(object)
         if split_column:
