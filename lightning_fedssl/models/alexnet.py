@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from lightning_fedssl.models.network import InShape, LayeredNetwork, MaxPool2d
+from lightning_fedssl.models.network import InShape, LayeredNetwork, MaxPool2d, check_pixels
 
 
 class AlexNet(LayeredNetwork):
@@ -33,11 +33,8 @@ class AlexNet(LayeredNetwork):
         dropout: float = 0.5,
     ) -> None:
         super().__init__()
+        check_pixels("AlexNet", in_shape, 8)
         channels, height, side = in_shape
-        if min(height, side) < 8:
-            raise ValueError(
-                f"model.network: AlexNet takes images from 8 x 8 pixels up, not {height} x {side}"
-            )
         layers = []
         for multiple, pool in ((1, True), (3, True), (6, False), (4, False), (4, True)):
             layers += [nn.Conv2d(channels, multiple * width, 3, padding=1), nn.ReLU()]

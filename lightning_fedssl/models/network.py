@@ -96,6 +96,24 @@ class GlobalAverage(nn.Module):
         return x.mean((2, 3))
 
 
+def check_pixels(name: str, in_shape: InShape, smallest: int) -> None:
+    """Refuse images of which a network's layers would leave nothing.
+
+    Args:
+        name: The network, for the message.
+        in_shape: Shape of one image.
+        smallest: The smallest height and width, in pixels.
+
+    Raises:
+        ValueError: If the images are smaller.
+    """
+    if min(in_shape[1:]) < smallest:
+        raise ValueError(
+            f"model.network: {name} takes images from {smallest} x {smallest} pixels up, not "
+            f"{in_shape[1]} x {in_shape[2]}"
+        )
+
+
 def max_pool(x: Tensor) -> Tensor:
     """``F.max_pool2d(x, 2)``.
 

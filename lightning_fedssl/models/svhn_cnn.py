@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from lightning_fedssl.models.network import InShape, LayeredNetwork, MaxPool2d
+from lightning_fedssl.models.network import InShape, LayeredNetwork, MaxPool2d, check_pixels
 
 
 class SVHNCNN(LayeredNetwork):
@@ -32,14 +32,10 @@ class SVHNCNN(LayeredNetwork):
         hidden: int = 512,
     ) -> None:
         super().__init__()
-        channels, height, side = in_shape
-        rows, columns = (((n - 4) // 2 - 4) // 2 for n in (height, side))
-        if min(rows, columns) < 1:
-            raise ValueError(
-                f"model.network: SVHNCNN takes images from 16 x 16 pixels up, not {height} x {side}"
-            )
+        check_pixels("SVHNCNN", in_shape, 16)
+        rows, columns = (((n - 4) // 2 - 4) // 2 for n in in_shape[1:])
         self.features = nn.Sequential(
-            nn.Conv2d(channels, width, 5), nn.ReLU(), MaxPool2d(),
+            nn.Conv2d(in_shape[0], width, 5), nn.ReLU(), MaxPool2d(),
             nn.Conv2d(width, 2 * width, 5), nn.ReLU(), MaxPool2d(),
         )  # fmt: skip
         self.classifier = nn.Sequential(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from lightning_fedssl.models.layers import DEFAULT_GROUPS, NormKind, NormLayers, norm_layers
-from lightning_fedssl.models.network import GlobalAverage, InShape, LayeredNetwork
+from lightning_fedssl.models.network import GlobalAverage, InShape, LayeredNetwork, check_pixels
 
 
 class VGG11(LayeredNetwork):
@@ -73,12 +73,8 @@ class VGG16(LayeredNetwork):
         norm_groups: int = DEFAULT_GROUPS,
     ) -> None:
         super().__init__()
+        check_pixels("VGG16", in_shape, 16)
         rows, columns = ((n // 8 // 2 + 1) // 2 for n in in_shape[1:])
-        if min(rows, columns) < 1:
-            raise ValueError(
-                f"model.network: VGG16 takes images from 16 x 16 pixels up, not {in_shape[1]} x "
-                f"{in_shape[2]}"
-            )
         stages = ((1, 1), (2, 2), (4,) * 3, (8,) * 3, (8,) * 3)
         hidden = 64 * width
         make_norm = norm_layers(norm, norm_groups)

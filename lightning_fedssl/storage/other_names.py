@@ -1,4 +1,4 @@
-"""Names that users of Lightning, or of earlier versions, give, and what they are here."""
+"""Names that users of Lightning and of other programs give, and what they are here."""
 
 from __future__ import annotations
 
@@ -26,12 +26,6 @@ _AVERAGE = (
 )
 
 OTHER_NAMES = {
-    "tf32": "give precision: 32-full for products with all bits",
-    "quarantine": "give updates: [{class_path: Quarantine, init_args: {factor: 10}}], or [] for "
-    "null",
-    "aggregator": "give updates, a list of rules such as [Quarantine, Median]",
-    "attack": "give updates, a list of rules such as [SignFlip, Quarantine]",
-    "privacy": "give updates: [{class_path: CentralDP, init_args: {...}}]",
     "server_momentum": "give aggregation_optimizer: {class_path: torch.optim.SGD, init_args: "
     "{lr: 1, momentum: 0.5}}, or null for 0",
     "max_epochs": _EPOCHS,
@@ -54,23 +48,17 @@ OTHER_NAMES = {
     "log_every_n_steps": "every round is logged once; report.html has the steps of each client",
     "min_steps": _EPOCHS,
     "early_stopping_callback": "it is one of trainer.callbacks",
-    "early_stopping_callbacks": "they are among trainer.callbacks",
     "train_dataloader": _LOADERS,
     "train_dataloaders": "FedAvg.from_lightning(module, train_dataloaders) takes one a client",
     "val_dataloaders": _LOADERS,
     "test_dataloaders": _LOADERS,
     "predict_dataloaders": _LOADERS,
-    "num_sanity_val_batches": _WHOLE,
-    "num_test_batches": _WHOLE,
-    "num_predict_batches": _WHOLE,
     "progress_bar_metrics": "trainer.callback_metrics has the last value of every scalar",
     "is_last_batch": "a step counts in its client's epochs; on_client_batch_end has its number",
     "fit_loop": "a callback's on_round_start and on_round_end see the loop",
     "accelerator": _FABRIC,
     "device_ids": _FABRIC,
     "node_rank": _FABRIC,
-    "precision_plugin": _FABRIC,
-    "scaler": _FABRIC,
     "init_module": _FABRIC,
     "gpus": "give --trainer.accelerator gpu and --trainer.devices with their number",
     "resume": "give --ckpt_path last",
