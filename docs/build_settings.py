@@ -17,7 +17,7 @@ from matplotlib import pyplot as plt
 
 from build_pictures import GREY, INK, bare, save
 from build_results import DOCS, RESULTS
-from lightning_fedssl.comparison.verdicts import FEWEST, Paired, paired
+from lightning_fedssl.comparison.verdicts import FEWEST, Paired, interval
 
 PAGE = DOCS / "settings.md"
 MARKS = "<!-- table of build_settings.py -->"
@@ -59,7 +59,10 @@ def measured() -> dict[str, dict[str, dict[str, Values]]]:
 def against_labels(methods: dict[str, dict[str, Values]], method: str, skew: str) -> Paired | None:
     """The differences of a method to the labels alone of its setting; None without a seed of both."""
     (alone,) = [name for name in methods if name.endswith("labels alone")]
-    return paired(methods[method].get(skew, {}), methods[alone].get(skew, {})) if method != alone else None
+    reference = methods[alone].get(skew, {})
+    values = methods[method].get(skew, {}) if method != alone else {}
+    differences = [value - reference[seed] for seed, value in values.items() if seed in reference]
+    return interval(differences) if differences else None
 
 
 def cells(methods: dict[str, dict[str, Values]], method: str) -> Iterator[str]:

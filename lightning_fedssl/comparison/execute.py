@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,10 @@ class Forked:
     def __init__(self, main: Callable[[], int], arguments: Sequence[str], log: Path) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
-        # One thread in the process that imports, and so in each run: runs take one core each.
-        os.environ["OMP_NUM_THREADS"] = "1"
+        # Ctrl-C in a terminal goes to the process that imports, too, which would print where it is.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        forkserver.ensure_running()
+        signal.signal(signal.SIGINT, before)
         self.process = context.Process(target=_fit, args=(main, arguments, os.getcwd(), log))
         self.process.start()
 
@@ -78,6 +81,13 @@ Command = Sequence[str] | Callable[[], int]
 """A program with the arguments before ``fit``; or a function that runs the command line of its
 process, in processes that are forked."""
 
+_LOGGERS = """\
+[{class_path: CSVLogger, init_args: {save_dir: %r, flush_logs_every_n_steps: 1}},
+{class_path: TensorBoardLogger,
+init_args: {save_dir: %r, name: '', version: '', default_hp_metric: false}}]
+"""
+"""The usual ones, but TensorBoard's files are where it is told: it shows a run under its path."""
+
 _PRELOADED = ["lightning_fedssl.cli.lightning_cli", "lightning_fedssl.algorithms", "torchvision"]
 
 
@@ -86,8 +96,6 @@ def _fit(main: Callable[[], int], arguments: Sequence[str], folder: str, log: Pa
     with log.open("ab") as file:
         for descriptor in (1, 2):
             os.dup2(file.fileno(), descriptor)
-    for name in filter(_NOT_FOR_A_RUN.fullmatch, list(os.environ)):
-        del os.environ[name]
     sys.argv[1:] = arguments
     sys.exit(main())
 
@@ -149,6 +157,9 @@ def train(
         KeyboardInterrupt: After the processes have ended.
         OSError: Likewise, if a file of a run cannot be written.
     """
+    for name in filter(_NOT_FOR_A_RUN.fullmatch, list(os.environ)):
+        del os.environ[name]
+    os.environ["OMP_NUM_THREADS"] = "1"  # runs take one core each
     waiting = list(runs)
     training = list[Attempt]()
     try:
@@ -180,19 +191,20 @@ def _start(run: Run, command: Command, lock: FileLock) -> Attempt:
     config.write_text(run.resolved.text, encoding="utf-8")
     options = ["fit", "--config", str(config), "--seed_everything", str(run.seed)]
     options += ["--trainer.default_root_dir", str(run.folder)]
+    board = run.folder.parents[2] / "tensorboard" / run.folder.parent.name / f"seed_{run.seed}"
+    options += ["--trainer.logger", _LOGGERS % (run.folder.as_posix(), board.as_posix())]
     if has_checkpoint(run.folder):
         options += ["--ckpt_path", "last"]
     else:
         shutil.rmtree(run.folder / "lightning_logs", ignore_errors=True)
+        shutil.rmtree(board, ignore_errors=True)
     if callable(command):
         process = Forked(command, options, run.folder / "log.txt")
         return Attempt(run, process, lock, time.monotonic())
-    environment = {k: v for k, v in os.environ.items() if not _NOT_FOR_A_RUN.fullmatch(k)}
     with (run.folder / "log.txt").open("ab") as log:
         started = subprocess.Popen(
-            [*command, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            env=environment | {"OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+            [*command, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
     return Attempt(run, started, lock, time.monotonic())
 
 

@@ -173,7 +173,7 @@ def table_of(group: SuiteGroup, results: Results, suite: Suite) -> list[list[str
         head += [f"rounds to {target}", f"MB to {target}", f"s to {target}"]
     head += ["rounds", "steps on labels", "MB", "seeds"]
     table = [head]
-    for entry in _ordered(group, results):
+    for entry in _ordered(group, gains, results):
         if results.runs[entry.label]:
             table.append(_cells(entry, results, gains.get(entry.label), suite))
         else:
@@ -278,9 +278,8 @@ def _baseline(group: SuiteGroup) -> str:
     return next((entry.label for entry in group.entries if entry.role == "bound"), "")
 
 
-def _ordered(group: SuiteGroup, results: Results) -> list[SuiteEntry]:
+def _ordered(group: SuiteGroup, gains: Mapping[str, Gain], results: Results) -> list[SuiteEntry]:
     """First the bounds, then the methods, the largest gain first; without a bound the best mean."""
-    gains = gains_of(group, results)
 
     def goodness(entry: SuiteEntry) -> float:
         if entry.role == "bound":

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 FEWEST = 3
@@ -32,22 +32,11 @@ class Paired:
     count: int
 
 
-def paired(values: Mapping[int, float], reference: Mapping[int, float]) -> Paired | None:
-    """The differences to a reference with the same seeds; None without a seed of both.
+def interval(differences: Sequence[float]) -> Paired:
+    """The mean of paired differences with its 95 % interval.
 
     Runs of one seed share partition and initial weights, so that their difference usually varies
     less than the values.
-
-    Args:
-        values: Values by seed.
-        reference: Values of the reference by seed.
-    """
-    differences = [value - reference[seed] for seed, value in values.items() if seed in reference]
-    return interval(differences) if differences else None
-
-
-def interval(differences: Sequence[float]) -> Paired:
-    """The mean of paired differences with its 95 % interval.
 
     Args:
         differences: At least one, each of another seed.
@@ -62,23 +51,21 @@ def interval(differences: Sequence[float]) -> Paired:
     return Paired(mean, mean - half, mean + half, count)
 
 
-def verdict(differences: Sequence[float], goal: float = 0.0) -> str:
+def verdict(differences: Sequence[float]) -> str:
     """What may be said of a claim that a method is better, from its paired differences to the
     other.
 
     * ``not run``, ``one run``, ``two runs``: too few seeds to decide.
-    * ``met``: the 95 % interval is above 0, and the mean is at least the goal.
-    * ``below the goal``: the interval is above 0, the mean below the goal.
+    * ``met``: the 95 % interval is above 0.
     * ``contrary``: the interval is below 0.
     * ``undecided``: the interval contains 0.
 
     Args:
         differences: The differences, one for each seed.
-        goal: The difference that is claimed.
     """
     if len(differences) < FEWEST:
         return ("not run", "one run", "two runs")[len(differences)]
     found = interval(differences)
     if found.low > 0:
-        return "met" if found.mean >= goal else "below the goal"
+        return "met"
     return "contrary" if found.high < 0 else "undecided"

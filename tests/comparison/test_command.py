@@ -170,3 +170,6 @@ def test_compare_trains_reports_and_does_not_repeat(folder: Path, capfd: pytest.
     assert "Keys in which entries differ" in page
     assert main([*command, "--only", "[]"]) == 0
     assert len(list(out.rglob("metrics.csv"))) == 2
+    assert {str(path.parent) for path in out.rglob("events*")} == {
+        str(out / "tensorboard" / name / "seed_3") for name in ("semifl", "labels_alone")
+    }

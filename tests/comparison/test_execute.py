@@ -76,6 +76,28 @@ def test_runs_are_forked_where_a_function_trains_them(monkeypatch: pytest.Monkey
     assert attempts(runs[0]) == ["seed 4 from round 1"]
 
 
+IMPORTING = """
+from pathlib import Path
+from lightning_fedssl.comparison import execute
+Path("slow.py").write_text("open('begun', 'w'); import time; time.sleep(9)")
+execute._PRELOADED[:] = ["slow"]
+execute.Forked(int, [], Path("log.txt"))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_ctrl_c_while_the_package_is_imported_prints_one_traceback() -> None:
+    """That of the process which compares, and which catches it."""
+    with Path("err.txt").open("w") as err:
+        process = subprocess.Popen([sys.executable, "-c", IMPORTING], stderr=err, start_new_session=True)
+    while not Path("begun").exists():
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    process.wait()
+    assert Path("err.txt").read_text().count("Traceback") == 1
+    os.killpg(process.pid, signal.SIGKILL)
+
+
 def test_a_comparison_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(progress, "FIRST", 0.0)
     runs = [run_of("A", rounds=2), run_of("B", rounds=6, sleep=0.2)]
