@@ -81,7 +81,7 @@ class ClientEvaluation(FederatedCallback):
             return
         accuracies = self._accuracies(trainer, algorithm, lambda _: algorithm.server.personal)
         metrics |= summarize(accuracies)
-        if algorithm.clients.having("personal"):  # nodes do not show theirs
+        if algorithm.clients.with_state("personal"):  # nodes do not show theirs
             accuracies = self._accuracies(trainer, algorithm, algorithm.own_part)
             metrics |= summarize(accuracies, "client_test/personal_accuracy")
         self.history.setdefault(number, accuracies)

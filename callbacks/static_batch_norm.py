@@ -198,7 +198,7 @@ class StaticBatchNorm(FederatedCallback):
         mine = {}
         own = parties[trainer.global_rank :: trainer.world_size]
         clients = [party for party in own if party != sampling.SERVER]
-        for client in algorithm.federation.reached(clients):
+        for client in algorithm.federation.reachable(clients):
             self._transfer(trainer, client, "down", weights)
         lost = set(filter(trainer.drops_out, clients))
         present = [party for party in own if party not in lost]

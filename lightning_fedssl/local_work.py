@@ -359,7 +359,7 @@ def _draw(data: LocalData, count: int, num_steps: int, purpose: str) -> Tensor:
     return rows.to(data.images.device, non_blocking=True)
 
 
-def endless_rows(data: LocalData, first: int, count: int) -> Tensor:
+def infinite_shuffle(data: LocalData, first: int, count: int) -> Tensor:
     """A part of a client's endless sequence of shuffled passes over its unlabelled images,
     ``(count,)``.
 

@@ -93,7 +93,7 @@ class Federation(Protocol):
             sizes: Bytes of each tensor by its name.
         """
 
-    def reached(self, clients: Sequence[int]) -> Sequence[int]:
+    def reachable(self, clients: Sequence[int]) -> Sequence[int]:
         """Those of some clients that a message of the server reaches now: all of them in a
         simulation.
         """

@@ -357,11 +357,11 @@ class ClientStore:
 
     # All states.
 
-    def of(self, client: int) -> State:
+    def state_of(self, client: int) -> State:
         """All stored tensors of a client, named ``kind.name``; empty if there are none."""
         return self.state_dict().get(client, {})
 
-    def having(self, kind: str) -> list[int]:
+    def with_state(self, kind: str) -> list[int]:
         """The clients with a state of this kind, in ascending order."""
         return sorted(client for known, client in self._kept if known == kind)
 
@@ -370,7 +370,7 @@ class ClientStore:
         return len({client for _, client in self._kept})
 
     def state_dict(self) -> dict[int, State]:
-        """Every client's tensors as :meth:`of` returns them."""
+        """Every client's tensors as :meth:`state_of` returns them."""
         found: dict[int, State] = {}
         for (kind, client), state in self._kept.items():
             found.setdefault(client, {}).update(add_prefix(f"{kind}.", state))

@@ -47,7 +47,7 @@ class Task(ABC):
             ``classes``, if every label is a class, and it defines :meth:`hard`,
             :meth:`true_probability`, :meth:`frequency` and :meth:`divergences`; ``one class``, if
             every sample has one.
-        fewest_classes: The smallest number of classes, or of outputs.
+        min_classes: The smallest number of classes, or of outputs.
         outputs: What a network's outputs are, for those who read an exported model.
         per_pixel: Whether every pixel has a target. Then weak views move an image and its target
             alike, and strong views change colours but move nothing beyond their weak view.
@@ -57,7 +57,7 @@ class Task(ABC):
     gives: ClassVar[Sequence[Need]] = ("loss",)
     larger_is_better: ClassVar[bool] = True
     is_share: ClassVar[bool] = True
-    fewest_classes: ClassVar[int] = 1
+    min_classes: ClassVar[int] = 1
     per_pixel: ClassVar[bool] = False
     outputs: ClassVar[str] = "logits; a softmax over the classes gives their probabilities"
 
@@ -76,25 +76,27 @@ class Task(ABC):
         """The metric by which rounds and methods are compared."""
         return self.metrics[0]
 
-    def shown(self, value: float, form: str = "") -> str:
+    def format_value(self, value: float, form: str = "") -> str:
         """A value of the first metric as people read it: a share in per cent."""
         return f"{100 * value:{form}.1f}" if self.is_share else f"{value:{form}.3g}"
 
     # Of a data set.
 
-    def tidied(self, targets: Tensor) -> Tensor:
+    def clean_targets(self, targets: Tensor) -> Tensor:
         """Targets as somebody stored them, in the usual shape, NaN as missing."""
         return targets.nan_to_num(nan=-1) if targets.is_floating_point() else targets
 
     @abstractmethod
-    def checked(self, targets: Tensor, num_classes: int, who: str, least: int = 0) -> Tensor:
+    def checked(
+        self, targets: Tensor, num_classes: int, source: str, allow_missing: bool = False
+    ) -> Tensor:
         """The targets in the type of the task, after a check of their shape and values.
 
         Args:
             targets: ``(N, *entries)``.
             num_classes: Number of classes, or of outputs.
-            who: What a message begins with.
-            least: -1 where targets may be missing.
+            source: The key and the part of the data, with which a message starts.
+            allow_missing: Whether targets may be missing.
 
         Raises:
             ValueError: Says what to give.
@@ -166,7 +168,7 @@ class Task(ABC):
     def probabilities(self, outputs: Tensor) -> Tensor:
         """What ``predict`` returns and metrics see, in the shape of ``outputs``."""
 
-    def unit(self) -> dict[str, Any]:
+    def target_normalization(self) -> dict[str, Any]:
         """The ``mean`` and ``std`` by which outputs become numbers in the unit of the data: a
         number, or one for each output.
         """
@@ -216,7 +218,7 @@ class Task(ABC):
         """Labels as targets, missing where they are not confident."""
         return torch.where(pseudo.mask, pseudo.labels, self.missing(1, pseudo.labels))
 
-    def has_confident(self, pseudo: PseudoLabels) -> Tensor:
+    def any_confident(self, pseudo: PseudoLabels) -> Tensor:
         """Whether a sample has a confident entry: ``(n,)`` bool."""
         return pseudo.mask.flatten(1).any(dim=1) if pseudo.mask.dim() > 1 else pseudo.mask
 
@@ -230,7 +232,7 @@ class _Softmax(Task):
         criterion: The loss of true labels in place of cross-entropy.
     """
 
-    fewest_classes = 2
+    min_classes = 2
     gives: ClassVar[Sequence[Need]] = ("loss", "confidence", "classes")
 
     def __init__(
@@ -255,9 +257,9 @@ class _Softmax(Task):
         self._cast_weights = self._weights  # to the outputs' type and device
         self._losses = criterion() if criterion else None
 
-    def tidied(self, targets: Tensor) -> Tensor:
+    def clean_targets(self, targets: Tensor) -> Tensor:
         """See the base class; a channel of a mask, or of a label, is left out."""
-        return super().tidied(targets.squeeze(1) if targets.dim() in (2, 4) else targets)
+        return super().clean_targets(targets.squeeze(1) if targets.dim() in (2, 4) else targets)
 
     def count(self, targets: Tensor) -> int:
         """See the base class."""
@@ -367,10 +369,12 @@ class Classification(_Softmax):
     metrics = ("accuracy", "largest_class_share")
     gives = ("loss", "confidence", "classes", "one class")
 
-    def checked(self, targets: Tensor, num_classes: int, who: str, least: int = 0) -> Tensor:
+    def checked(
+        self, targets: Tensor, num_classes: int, source: str, allow_missing: bool = False
+    ) -> Tensor:
         """See the base class."""
         self._check_weights(num_classes)
-        return check_labels(targets, num_classes, who, least)
+        return check_labels(targets, num_classes, source, allow_missing)
 
     def missing(self, count: int, like: Tensor) -> Tensor:
         """See the base class."""
@@ -411,16 +415,18 @@ class Segmentation(_Softmax):
     per_pixel = True
     outputs = "logits of each pixel; a softmax over the classes gives their probabilities"
 
-    def checked(self, targets: Tensor, num_classes: int, who: str, least: int = 0) -> Tensor:
+    def checked(
+        self, targets: Tensor, num_classes: int, source: str, allow_missing: bool = False
+    ) -> Tensor:
         """See the base class; -1 marks pixels that do not count, in every part of the data."""
         self._check_weights(num_classes)
         whole = targets.to(torch.int64)
         wrong = (whole != targets.double()) | (whole < -1) | (whole >= num_classes)
-        if least == 0 and (whole < 0).all():
-            raise ValueError(f"{who}: no pixel of its masks has a class: all are -1")
+        if not allow_missing and (whole < 0).all():
+            raise ValueError(f"{source}: no pixel of its masks has a class: all are -1")
         if targets.dim() != 3 or wrong.any():
             raise _refusal(
-                f"{who}: Segmentation (data.task) needs masks (samples, height, width) of class "
+                f"{source}: Segmentation (data.task) needs masks (samples, height, width) of class "
                 f"numbers from 0 to {num_classes - 1}, and -1 where a pixel does not count",
                 targets,
                 wrong,
@@ -452,15 +458,17 @@ class MultiLabel(Task):
     gives = ("loss", "confidence", "classes")
     outputs = "logits; the sigmoid of each is the probability of its class"
 
-    def checked(self, targets: Tensor, num_classes: int, who: str, least: int = 0) -> Tensor:
+    def checked(
+        self, targets: Tensor, num_classes: int, source: str, allow_missing: bool = False
+    ) -> Tensor:
         """See the base class."""
         wrong = (targets != 0) & (targets != 1) & (targets != -1)
-        if least == 0:  # a sample without any label is of no use
+        if not allow_missing:  # a sample without any label is of no use
             wrong |= (targets < 0).all(dim=-1, keepdim=True)
         if targets.shape[1:] != (num_classes,) or wrong.any():
             raise _refusal(
-                f"{who}: MultiLabel (data.task) needs 0 or 1 for each of {num_classes} classes of "
-                "every sample, and -1 for what is not known beside others",
+                f"{source}: MultiLabel (data.task) needs 0 or 1 for each of {num_classes} classes "
+                "of every sample, and -1 for what is not known beside others",
                 targets,
                 wrong,
             )
@@ -557,9 +565,11 @@ class Regression(Task):
             )
         self.bins = bins
 
-    def checked(self, targets: Tensor, num_classes: int, who: str, least: int = 0) -> Tensor:
+    def checked(
+        self, targets: Tensor, num_classes: int, source: str, allow_missing: bool = False
+    ) -> Tensor:
         """See the base class."""
-        wrong = targets.isinf() if least < 0 else ~targets.isfinite()
+        wrong = targets.isinf() if allow_missing else ~targets.isfinite()
         if not {self._mean.numel(), self._std.numel()} <= {1, num_classes}:
             raise ValueError(
                 f"data.task: mean is {self.mean} and std {self.std} for {num_classes} outputs; "
@@ -567,8 +577,8 @@ class Regression(Task):
             )
         if targets.shape[1:] != (num_classes,) or wrong.any():
             raise _refusal(
-                f"{who}: Regression (data.task) takes columns of a CSV file by label_columns, not "
-                f"label_column, and needs {num_classes} finite numbers a sample",
+                f"{source}: Regression (data.task) takes columns of a CSV file by label_columns, "
+                f"not label_column, and needs {num_classes} finite numbers a sample",
                 targets,
                 wrong,
             )
@@ -590,7 +600,7 @@ class Regression(Task):
             "these as data.task.mean and std, or training may diverge, or learn the largest alone"
         )
 
-    def tidied(self, targets: Tensor) -> Tensor:
+    def clean_targets(self, targets: Tensor) -> Tensor:
         """See the base class."""
         return targets[:, None] if targets.dim() == 1 else targets
 
@@ -629,7 +639,7 @@ class Regression(Task):
         mean, std = self._moments(outputs)
         return outputs * std + mean
 
-    def unit(self) -> dict[str, Any]:
+    def target_normalization(self) -> dict[str, Any]:
         """See the base class."""
         return {"mean": self.mean, "std": self.std}
 
@@ -667,26 +677,30 @@ def _refusal(needs: str, targets: Tensor, wrong: Tensor) -> ValueError:
     return ValueError(f"{needs}; {found}")
 
 
-def check_labels(labels: Tensor, num_classes: int, who: str, least: int = 0) -> Tensor:
+def check_labels(
+    labels: Tensor, num_classes: int, source: str, allow_missing: bool = False
+) -> Tensor:
     """Labels as int64, after a check that each names a class.
 
     Args:
         labels: ``(N,)`` whole numbers, of any type.
         num_classes: Number of classes.
-        who: What a message begins with.
-        least: -1 where samples may be without a label.
+        source: The key and the part of the data, with which a message starts.
+        allow_missing: Whether samples may be without a label, -1.
 
     Raises:
         ValueError: If a label is not a whole number, or not a class.
     """
     numbers = labels.to(torch.int64)
     # PyTorch compares no unsigned type but uint8 with int64.
-    wrong = (numbers != labels.double()) | (numbers < least) | (numbers >= num_classes)
+    wrong = (
+        (numbers != labels.double()) | (numbers < -int(allow_missing)) | (numbers >= num_classes)
+    )
     if labels.ndim != 1 or wrong.any():
         found = labels.flatten()[wrong.flatten()][0].item() if wrong.any() else tuple(labels.shape)
         raise ValueError(
-            f"{who}: {found} is not a label; give one class number from 0 to {num_classes - 1} for "
-            "each sample (of one-hot labels labels.argmax(1)), and samples without a label as "
+            f"{source}: {found} is not a label; give one class number from 0 to {num_classes - 1} "
+            "for each sample (of one-hot labels labels.argmax(1)), and samples without a label as "
             "unlabeled data; several classes of a sample, masks and measured numbers need "
             "data.task: MultiLabel, Segmentation or Regression"
         )

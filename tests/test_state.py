@@ -63,8 +63,8 @@ def test_staged_writes_are_seen_by_their_client_alone_until_they_are_committed()
     store.discard(1)
     store.commit(1)
     store.commit(0)
-    assert store.having("a") == [0]
-    assert store.having("b") == [5]
+    assert store.with_state("a") == [0]
+    assert store.with_state("b") == [5]
     changes = store.changes()
     assert list(changes) == [("a", 0), ("b", 5)]
     other = ClientStore()

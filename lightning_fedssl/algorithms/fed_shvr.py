@@ -277,7 +277,7 @@ class FedSHVR(PairedBatches):
             moved = on_cpu(
                 map_values(lambda p, new: (p - new) / tau, trained, self.server.parameters)
             )
-            for client in self.clients.having("mean_step"):
+            for client in self.clients.with_state("mean_step"):
                 self._correct(client, moved)
 
     def result_for_clients(self) -> State:

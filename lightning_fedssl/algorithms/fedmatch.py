@@ -232,7 +232,7 @@ class FedMatch(_TrainsDecomposed):
                 receives no helpers.
         """
         embeddings = {}
-        for client in self.clients.having("embedding"):
+        for client in self.clients.with_state("embedding"):
             embeddings[client] = self.clients.get(client, "embedding")["p"]
         chosen = {}
         for client in cohort:

@@ -132,7 +132,7 @@ class FL2(GlobalLabels):
             pseudo = pseudo._replace(mask=confidence >= least)
         targets = self.task.confident_targets(pseudo)
         sure = sure & pseudo.mask
-        used = self.task.has_confident(pseudo).nonzero().squeeze(1)
+        used = self.task.any_confident(pseudo).nonzero().squeeze(1)
 
         def make_batch(rows: Tensor, visits: Visits) -> Batch:
             x = data.unlabeled[used[rows]]

@@ -211,7 +211,7 @@ class SemiFL(GlobalLabels):
         """Batches with images of D_fix and D_mix, labelled once by the received model."""
         pseudo = self.label_images(data)
         targets = self.task.confident_targets(pseudo)
-        fix = self.task.has_confident(pseudo).nonzero().squeeze(1)
+        fix = self.task.any_confident(pseudo).nonzero().squeeze(1)
 
         def make_batch(rows: Tensor, visits: Visits) -> Batch:
             x_fix = data.unlabeled[fix[rows]]
@@ -272,7 +272,7 @@ class SemiFL(GlobalLabels):
         with torch.no_grad():
             pseudo = self.task.label(self(batch["x_weak"]), self.threshold, soft=self.soft_labels)
         self.log("client/mask_rate", pseudo.mask.double().mean(), batch_size=len(pseudo.mask))
-        used = self.task.has_confident(pseudo)
+        used = self.task.any_confident(pseudo)
         if not used.any():
             return None
         targets = self.task.confident_targets(pseudo)[used]

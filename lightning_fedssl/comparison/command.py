@@ -101,6 +101,6 @@ def line_of(outcome: Outcome) -> str:
     found = summary(outcome.rows, task)[f"test_{task.monitor}"]
     text = f"its method logs no test/{task.monitor}"
     if math.isfinite(found):
-        text = f"test {task.monitor} {task.shown(found)}{' %' if task.is_share else ''}"
+        text = f"test {task.monitor} {task.format_value(found)}{' %' if task.is_share else ''}"
     time = "" if outcome.how == "cached" else f" in {outcome.seconds:.0f} s"
     return f"{run.name}: {text}, {outcome.how}{time}"

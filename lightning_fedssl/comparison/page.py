@@ -120,4 +120,4 @@ def _end_of(outcome: Outcome | None) -> tuple[str, str]:
     if outcome is None or not outcome.rows:
         return "not ended" if outcome is None else outcome.how, ""
     task = outcome.run.task
-    return "finished", task.shown(summary(outcome.rows, task)[f"test_{task.monitor}"])
+    return "finished", task.format_value(summary(outcome.rows, task)[f"test_{task.monitor}"])

@@ -222,7 +222,9 @@ def conclusion(group: SuiteGroup, results: Results) -> str:
         return f"No entry is shown to be better than {baseline}"
     task, best = results.task, won[0]
     found = best.paired
-    mean, low, high = (task.shown(value, "+") for value in (found.mean, found.low, found.high))
+    mean, low, high = (
+        task.format_value(value, "+") for value in (found.mean, found.low, found.high)
+    )
     more = f"; so are {len(won) - 1} more entries" if len(won) > 1 else ""
     unit = " points" if task.is_share else ""
     return f"{best.label} is better than {baseline} by {mean}{unit} ({low} to {high}){more}"
@@ -301,7 +303,7 @@ def _cells(entry: SuiteEntry, results: Results, gain: Gain | None, suite: Suite)
     return [
         f"*{entry.label}* (bound)" if entry.role == "bound" else entry.label,
         _spread(task, values),
-        task.shown(worst(values.values())) if values else "",
+        task.format_value(worst(values.values())) if values else "",
         _difference(task, gain) if gain else "",
         _spread(task, results.values(entry.label, "best")),
         *(_goal_cells(list(runs.values())) if suite.target is not None else []),
@@ -321,7 +323,7 @@ def _difference(task: Task, gain: Gain) -> str:
     """The mean difference with its interval, and the verdict where that is not *met*."""
     sign = 1 if task.larger_is_better else -1
     ends = sorted(sign * end for end in (gain.paired.low, gain.paired.high))
-    mean, low, high = (task.shown(value, "+") for value in (sign * gain.paired.mean, *ends))
+    mean, low, high = (task.format_value(value, "+") for value in (sign * gain.paired.mean, *ends))
     if gain.verdict == "no verdict":
         return f"{mean} (no verdict: {gain.steps:.2g} times the bound's steps on labels)"
     if gain.paired.count < FEWEST:
@@ -361,7 +363,7 @@ def _spread(task: Task, by_seed: Mapping[int, float]) -> str:
     values = [*by_seed.values()]
     numbers = [statistics.fmean(values)] if values else []
     numbers += [statistics.stdev(values)] if len(values) > 1 else []
-    return " ± ".join(map(task.shown, numbers))
+    return " ± ".join(map(task.format_value, numbers))
 
 
 def _number(value: float) -> str:

@@ -72,17 +72,17 @@ def read_answer(
     """
     try:
         if answer.has_error():
-            raise MessageError(f"failed: {shown(answer.error.reason)}")
+            raise MessageError(f"failed: {printable(answer.error.reason)}")
         content = answer.content
         found = list(map(content.config_records["values"].get, numbers))
         for name, number in zip(numbers, found, strict=True):
             if type(number) is not int or not 0 <= number <= LARGEST:
-                raise MessageError(f"its value {name!r} is {shown(number)}")
+                raise MessageError(f"its value {name!r} is {printable(number)}")
         sums = content.metric_records.get("scalars", {})
         arrays = content.array_records["tensors"]
         if arrays and (wrong := sorted(arrays.keys() ^ expected.keys())):
             raise MessageError(
-                f"{shown(wrong[0])!r} of its tensors is {'un' * (wrong[0] in arrays)}known or "
+                f"{printable(wrong[0])!r} of its tensors is {'un' * (wrong[0] in arrays)}known or "
                 "missing"
             )
         tensors = {name: _tensor(name, array, expected[name]) for name, array in arrays.items()}
@@ -96,7 +96,7 @@ def read_answer(
 def _pair(name: str, value: Any) -> tuple[float, float]:
     total, weight = value
     if not (math.isfinite(total) and 0 < weight <= LARGEST):
-        raise MessageError(f"its scalar {name!r} is {shown(value)}")
+        raise MessageError(f"its scalar {name!r} is {printable(value)}")
     return float(total), float(weight)
 
 
@@ -112,9 +112,9 @@ def _tensor(name: str, array: Array, expected: Tensor) -> Tensor:
     known = (array.dtype, tuple(array.shape)) == (kind.name, tuple(expected.shape))
     if not known or not re.fullmatch(header, array.data[:start], re.DOTALL):
         raise MessageError(
-            f"{name!r} of its tensors is {shown(array.dtype)} {shown(tuple(array.shape[:9]))} in "
-            f"{len(array.data)} bytes instead of {kind.name} {tuple(expected.shape)} as numpy "
-            "saves it"
+            f"{name!r} of its tensors is {printable(array.dtype)} "
+            f"{printable(tuple(array.shape[:9]))} in {len(array.data)} bytes instead of "
+            f"{kind.name} {tuple(expected.shape)} as numpy saves it"
         )
     if not expected.nbytes:
         return torch.empty(expected.shape, dtype=expected.dtype)
@@ -123,7 +123,7 @@ def _tensor(name: str, array: Array, expected: Tensor) -> Tensor:
     )
 
 
-def shown(text: object) -> str:
+def printable(text: object) -> str:
     """A text from another machine as a log may show it: at most 200 characters, without line breaks
     and escapes.
     """

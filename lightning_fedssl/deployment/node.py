@@ -262,7 +262,7 @@ class Node:
         for name, (total, weight) in scalars.items():
             parts.append(f"{name} {total / weight:.4g}")
         _log.info(", ".join(parts))
-        kept = algorithm.clients.of(client)
+        kept = algorithm.clients.state_of(client)
         at_server = getattr(algorithm, "server_keeps", ())
         here = {name: t for name, t in kept.items() if name.partition(".")[0] not in at_server}
         self._save(f"{number}-state", here)

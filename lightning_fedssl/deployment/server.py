@@ -29,8 +29,8 @@ from lightning_fedssl.deployment.messages import (
     LAST_ROUND,
     MessageError,
     pack_moments,
+    printable,
     read_answer,
-    shown,
     to_records,
     unpack_moments,
 )
@@ -267,7 +267,7 @@ class DeployedFederation(RunFederation):
         """No client of a deployment trains together with the server."""
         raise TypeError(f"{type(self.run.algorithm).__name__} cannot train at nodes")
 
-    def reached(self, clients: Sequence[int]) -> Sequence[int]:
+    def reachable(self, clients: Sequence[int]) -> Sequence[int]:
         """Those whose nodes are connected."""
         connected = self.nodes.connected()
         return [client for client in clients if client in connected]
@@ -307,7 +307,7 @@ class DeployedFederation(RunFederation):
     def _train_at_nodes(self, clients: Sequence[int]) -> Iterator[ClientUpdate]:
         count = self.run.scalars.count
         orders = {}
-        for client in self.reached(clients):
+        for client in self.reachable(clients):
             tensors, values = self._message(client)
             self.transfer(client, "down", sizes_of(tensors))
             orders[client] = to_records(tensors, values)
@@ -323,7 +323,7 @@ class DeployedFederation(RunFederation):
                     "round %d goes on without client %d: %s",
                     self.run.round.index,
                     client,
-                    shown(failed.get(client, "too few answers")),
+                    printable(failed.get(client, "too few answers")),
                 )
                 continue
             try:

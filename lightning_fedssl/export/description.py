@@ -122,7 +122,7 @@ def describe_data(data: FederatedDataModule) -> Description:
     Args:
         data: The data.
     """
-    unit = data.task.unit()
+    unit = data.task.target_normalization()
     return {
         "task": type(data.task).__name__,
         "outputs": data.task.outputs,

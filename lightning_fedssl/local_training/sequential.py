@@ -213,7 +213,7 @@ class Loop:
         self.optimizer = optimizer
         self.fabric = fabric
         self.live = LiveTensors(algorithm)
-        self.sent = Sent.of(algorithm)
+        self.sent = UploadNames.of(algorithm)
         self.weights = trained_weights(algorithm).values()
         self.scaled: Any = fabric.setup_optimizers(optimizer)
 
@@ -340,7 +340,7 @@ def may_record(algorithm: FederatedAlgorithm, optimizer: Optimizer) -> bool:
 
 
 @dataclass(frozen=True)
-class Sent:
+class UploadNames:
     """The names of what a client uploads.
 
     Attributes:
@@ -352,7 +352,7 @@ class Sent:
     buffers: Sequence[str]
 
     @classmethod
-    def of(cls, algorithm: FederatedAlgorithm) -> Sent:
+    def of(cls, algorithm: FederatedAlgorithm) -> UploadNames:
         """The names of a method."""
         return cls(
             list(select(trained_weights(algorithm), algorithm.server.parameters)),

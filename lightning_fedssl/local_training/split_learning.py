@@ -40,7 +40,7 @@ from lightning_fedssl.local_training.ready import Client, prepared
 from lightning_fedssl.local_training.sequential import (
     ClientPhase,
     LocalTrainingObserver,
-    Sent,
+    UploadNames,
 )
 from lightning_fedssl.local_training.vectorized import StackedClients
 from lightning_fedssl.state import Batch, ClientUpdate, Direction
@@ -95,12 +95,12 @@ def train_jointly(phase: JointPhase, stacks: Iterable[Iterable[LocalData]]) -> l
     fabric = phase.fabric
     together = list(filter(None, (prepared(phase, stack) for stack in stacks)))
     ready = list(chain.from_iterable(together))
-    seats = _Seats(fabric, phase.cohort, [client.data.party for client in ready])
+    client_rows = _ClientRows(fabric, phase.cohort, [client.data.party for client in ready])
     steps = _common_steps(fabric, [client.work.num_steps for client in ready])
     algorithm.train()
     groups = [_Bottoms(phase, stack) for stack in together]
     optimizers = [phase.optimizer, phase.server_optimizer, *(group.optimizer for group in groups)]
-    losses = torch.zeros(len(seats), dtype=torch.float64, device=fabric.device)
+    losses = torch.zeros(len(client_rows), dtype=torch.float64, device=fabric.device)
     images = 0
     for step in range(steps):
         for optimizer in optimizers if algorithm.step_factors else ():
@@ -111,26 +111,26 @@ def train_jointly(phase: JointPhase, stacks: Iterable[Iterable[LocalData]]) -> l
                 group.features(list(islice(remaining, len(group.clients))), step)
                 for group in groups
             ]
-        features = seats.gather([map_values(Tensor.detach, part) for part in own])
-        seats.leave_out(features)
+        features = client_rows.gather([map_values(Tensor.detach, part) for part in own])
+        client_rows.leave_out(features)
         server = None
         gradient = torch.zeros_like(features[STUDENT])
-        if seats.present:
-            seen = {name: seats.chosen(t).detach() for name, t in features.items()}
+        if client_rows.present:
+            seen = {name: client_rows.chosen(t).detach() for name, t in features.items()}
             server, found = _server_step(phase, seen, step)
-            gradient = seats.for_all(found * len(seats.present))
-            losses += seats.for_all(_client_losses(server, len(seats.present)))
+            gradient = client_rows.for_all(found * len(client_rows.present))
+            losses += client_rows.for_all(_client_losses(server, len(client_rows.present)))
             images += features[STUDENT].shape[1]
-        _report(phase, ready, batches, features, server, seats)
-        rows = seats.own(gradient).split([len(group.clients) for group in groups])
-        for group, part, own_rows in zip(groups, own, rows, strict=True):
-            group.step(part[STUDENT], own_rows)
+        _report(phase, ready, batches, features, server, client_rows)
+        of_groups = client_rows.local(gradient).split([len(group.clients) for group in groups])
+        for group, part, its_gradient in zip(groups, own, of_groups, strict=True):
+            group.step(part[STUDENT], its_gradient)
             for _ in group.clients:
                 phase.observer.client_batch_ended(step)
-    _log_losses(algorithm, ready, seats, losses / max(steps, 1), images)
-    for client in seats.left_out:
+    _log_losses(algorithm, ready, client_rows, losses / max(steps, 1), images)
+    for client in client_rows.left_out:
         phase.observer.client_judged(client, "sent features that are not finite")
-    return list(chain.from_iterable(group.updates(seats.left_out) for group in groups))
+    return list(chain.from_iterable(group.updates(client_rows.left_out) for group in groups))
 
 
 STUDENT = "student"
@@ -187,28 +187,28 @@ def _report(
     batches: Sequence[Batch],
     features: State,
     server: JointStep | None,
-    seats: _Seats,
+    client_rows: _ClientRows,
 ) -> None:
     """Report what each of this rank's clients sent and received,
     and how its images were labelled.
     """
     observer = phase.observer
     count = features[STUDENT].shape[1]
-    for client, batch, seat in zip(ready, batches, seats.mine, strict=True):
-        if seats.left_before(seat):
+    for client, batch, row in zip(ready, batches, client_rows.of_this_rank, strict=True):
+        if client_rows.left_before(row):
             continue
         party = client.data.party
-        up, down = phase.algorithm.step_sizes(party, map_values(itemgetter(seat), features))
+        up, down = phase.algorithm.step_sizes(party, map_values(itemgetter(row), features))
         observer.transfer(party, "up", up)
-        if seat not in seats.present:
+        if row not in client_rows.present:
             continue
         observer.transfer(party, "down", down)
         if server is not None and server.pseudo is not None and "index" in batch:
-            row = seats.present.index(seat)
-            rows = slice(row * count, (row + 1) * count)
-            own = PseudoLabels(*map(itemgetter(rows), server.pseudo))
+            first = count * client_rows.present.index(row)
+            images = slice(first, first + count)
+            pseudo = PseudoLabels(*map(itemgetter(images), server.pseudo))
             with phase.algorithm.clients.stage(party):
-                observer.images_labeled(batch["index"], own)
+                observer.images_labeled(batch["index"], pseudo)
 
 
 def _client_losses(server: JointStep, clients: int) -> Tensor:
@@ -219,19 +219,23 @@ def _client_losses(server: JointStep, clients: int) -> Tensor:
 
 
 def _log_losses(
-    algorithm: JointAlgorithm, ready: Sequence[Client], seats: _Seats, means: Tensor, images: int
+    algorithm: JointAlgorithm,
+    ready: Sequence[Client],
+    client_rows: _ClientRows,
+    means: Tensor,
+    images: int,
 ) -> None:
     """Log the mean loss of each of this rank's clients over all steps.
 
     The server rejects those that are left out.
     """
-    for client, seat in zip(ready, seats.mine, strict=True):
-        if seat in seats.present:
+    for client, row in zip(ready, client_rows.of_this_rank, strict=True):
+        if row in client_rows.present:
             with algorithm.clients.stage(client.data.party):
-                algorithm.log("client/loss", means[seat], batch_size=images)
+                algorithm.log("client/loss", means[row], batch_size=images)
 
 
-class _Seats:
+class _ClientRows:
     """The rows of the clients in the server's batch, over all ranks.
 
     Args:
@@ -246,21 +250,23 @@ class _Seats:
         everyone = list(chain.from_iterable(self.by_rank))
         self.total = len(everyone)
         self._clients = [client for client in cohort if client in everyone]
-        self.mine = list(map(self._clients.index, mine))
+        self.of_this_rank = list(map(self._clients.index, mine))
         order = list(map(everyone.index, self._clients))
         self._order = torch.tensor(order, dtype=torch.int64, device=fabric.device)
-        self._mine = torch.tensor(self.mine, dtype=torch.int64, device=fabric.device)
+        self._of_this_rank = torch.tensor(
+            self.of_this_rank, dtype=torch.int64, device=fabric.device
+        )
         self.present = list(range(self.total))
         self._present_before = self.present
 
     @property
     def left_out(self) -> list[int]:
         """This rank's clients that are excluded from the round."""
-        return [self._clients[seat] for seat in self.mine if seat not in self.present]
+        return [self._clients[row] for row in self.of_this_rank if row not in self.present]
 
-    def left_before(self, seat: int) -> bool:
+    def left_before(self, row: int) -> bool:
         """Whether the client of a row was excluded before this step, so that it sends nothing."""
-        return seat not in self._present_before
+        return row not in self._present_before
 
     def leave_out(self, features: State) -> None:
         """Exclude clients whose features are not finite, from this step on.
@@ -270,7 +276,7 @@ class _Seats:
         sums = torch.stack([t.flatten(1).sum(1).double() for t in features.values()])
         finite = sums.sum(0).isfinite().tolist()
         self._present_before = self.present
-        self.present = [seat for seat in self.present if finite[seat]]
+        self.present = [row for row in self.present if finite[row]]
 
     def chosen(self, rows: Tensor) -> Tensor:
         """The rows of the clients that are not excluded."""
@@ -298,9 +304,9 @@ class _Seats:
             joined = collectives.gather_rows(self.fabric, joined, list(map(len, self.by_rank)))
         return map_values(itemgetter(self._order), joined)
 
-    def own(self, rows: Tensor) -> Tensor:
+    def local(self, rows: Tensor) -> Tensor:
         """This rank's rows out of those of all clients."""
-        return rows[self._mine]
+        return rows[self._of_this_rank]
 
 
 class _Bottoms(StackedClients):
@@ -346,7 +352,7 @@ class _Bottoms(StackedClients):
 
     def updates(self, left_out: Sequence[int]) -> Iterator[ClientUpdate]:
         """The updates of the clients, except those that were excluded."""
-        sent = Sent.of(self.phase.algorithm)
+        sent = UploadNames.of(self.phase.algorithm)
         for row, client in enumerate(self.clients):
             if client.data.party not in left_out:
                 tensors = map_values(itemgetter(row), self.tensors)

@@ -110,9 +110,11 @@ def linear_targets(task: Task, targets: Tensor) -> Tensor:
     """
     if targets.dim() == 1:
         return targets
-    unit = map_values(targets.new_tensor, task.unit()) if task.unit() else {}
-    wanted = (targets - unit["mean"]) / unit["std"] if unit else 4.0 * targets - 2
-    return torch.where(task.known(targets), wanted, 0.0)
+    moments = map_values(targets.new_tensor, task.target_normalization())
+    outputs = 4.0 * targets - 2
+    if moments:
+        outputs = (targets - moments["mean"]) / moments["std"]
+    return torch.where(task.known(targets), outputs, 0.0)
 
 
 def trains_head_alone(network: nn.Module) -> bool:

@@ -113,22 +113,23 @@ def arguments_of(target: Callable[..., Any], values: Any, trust: Sequence[str] =
             Lightning takes for an instruction; a text is given where the target takes an object or
             a number; or a class that is named is not trusted.
     """
-    who = getattr(target, "__qualname__", target)
+    target_name = getattr(target, "__qualname__", target)
     if not isinstance(values, Mapping):
         raise ValueError(
-            f"the file gives {who} the arguments {values!r}; init_args must be names with values"
+            f"the file gives {target_name} the arguments {values!r}; init_args must be names with "
+            "values"
         )
     hints = _hints(target)
     for name, value in values.items():
         if not isinstance(name, str) or name.startswith("_"):
             raise ValueError(
-                f"the file gives {who} the argument {name!r}, which is not an argument of a "
-                "constructor, and nothing of it was run; do not use this file"
+                f"the file gives {target_name} the argument {name!r}, which is not an argument of "
+                "a constructor, and nothing of it was run; do not use this file"
             )
         if _has_text(value) and not _takes_text(hints.get(name, Any)):
             raise ValueError(
-                f"the file gives {who} as {name} the text {value!r}, and nothing of it was run: "
-                "class_path and init_args are expected, or a number; do not use this file"
+                f"the file gives {target_name} as {name} the text {value!r}, and nothing of it was "
+                "run: class_path and init_args are expected, or a number; do not use this file"
             )
     return {name: object_of(value, trust) for name, value in values.items()}
 

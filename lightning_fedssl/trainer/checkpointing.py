@@ -287,7 +287,7 @@ def load_personal(
         algorithm.clients.load_state_dict(loaded["federation"]["clients"])
 
 
-_OF_END = ("test/", "bound/")
+_LOGGED_ONCE = ("test/", "bound/")
 """The beginnings of the scalars of a run's end."""
 
 _OF_SAMPLES = ("task", "class_names", "input", "normalization", "target_normalization")
@@ -373,15 +373,15 @@ def check_same_data(
     Raises:
         ValueError: Naming the key that differs.
     """
-    who = path or "the model"
+    subject = path or "the model"
     if origin["seed"] != seed:
         raise ValueError(
-            f"seed_everything is {seed}, but {who} is of a run with {origin['seed']}: "
+            f"seed_everything is {seed}, but {subject} is of a run with {origin['seed']}: "
             "give that seed"
         )
     if origin["partition"] != data.split.hash:
         raise ValueError(
-            f"{_key(path)}{who} was made on another partition of the data; {_remedy(path)}"
+            f"{_key(path)}{subject} was made on another partition of the data; {_remedy(path)}"
         )
 
 
@@ -414,7 +414,7 @@ def resume(run: Run, path: Path) -> int:
     run.algorithm.clients.files.update(state["states"])
     # The test of a run that had finished is not a test of the longer run.
     metrics = loaded["metrics"]
-    kept = exclude(metrics, starting_with(_OF_END, metrics))
+    kept = exclude(metrics, starting_with(_LOGGED_ONCE, metrics))
     evaluated = exclude(loaded["model"]["metric_rounds"], ["test"])
     run.scalars.restore(kept, evaluated, loaded["total_bytes"])
     return int(loaded["round"])
@@ -441,7 +441,7 @@ def continue_curves(run: Run, path: Path) -> None:
         step = int(row["step"])
         scalars = {k: float(v) for k, v in row.items() if v and k not in ("step", "epoch")}
         # The resumed run logs the row of its end itself.
-        if not starting_with(_OF_END, scalars) and step <= run.round.index:
+        if not starting_with(_LOGGED_ONCE, scalars) and step <= run.round.index:
             run.folder.log_metrics(scalars, step)
 
 

@@ -162,7 +162,7 @@ class SimulatedFederation(RunFederation):
 
     simulated = True
 
-    def reached(self, clients: Sequence[int]) -> Sequence[int]:
+    def reachable(self, clients: Sequence[int]) -> Sequence[int]:
         """See :meth:`Federation.reached`."""
         return clients
 

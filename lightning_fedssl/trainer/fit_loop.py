@@ -32,14 +32,14 @@ from lightning_fedssl.trainer.federation import RunFederation
 _log = logging.getLogger(__name__)
 
 
-def fit(run: Run, federation: RunFederation, begins: Callable[[], object]) -> Metrics:
+def fit(run: Run, federation: RunFederation, on_ready: Callable[[], object]) -> Metrics:
     """Train until ``max_rounds``, a signal or a callback ends the run, then evaluate on the test
     images.
 
     Args:
         run: The run; its ``ckpt_path`` is the checkpoint to resume.
         federation: What the algorithm may ask for.
-        begins: Called once signals are handled: from then on, one ends the run after its round.
+        on_ready: Called once signals are handled: from then on, one ends the run after its round.
 
     Returns:
         The scalars of the test; empty after a signal, and for a checkpoint of more rounds than
@@ -68,7 +68,7 @@ def fit(run: Run, federation: RunFederation, begins: Callable[[], object]) -> Me
         run.algorithm.origin = checkpointing.origin_of(run.seed, run.datamodule)
         if run.ckpt_path is not None:
             checkpointing.continue_curves(run, run.ckpt_path)
-        stops = first > last or (first > 1 and had_ended(run))
+        stops = first > last or (first > 1 and already_stopped(run))
         sent = None  # an earlier command has logged the row of the round
         run.should_stop = False
         with (
@@ -76,12 +76,12 @@ def fit(run: Run, federation: RunFederation, begins: Callable[[], object]) -> Me
             torch.random.fork_rng([] if run.fabric.device.type == "cpu" else None),
         ):
             run.gather(None)  # from here on SIGTERM ends no rank: the first round takes place
-            begins()
+            on_ready()
             outcomes = set[Outcome]()
             while not stops:
                 sent = run_round(run, federation, run.round.index + 1)
                 outcomes |= set(run.participation.values())
-                stops = ends_now(run, federation, stop, run.round.index == first)
+                stops = should_end(run, federation, stop, run.round.index == first)
         metrics = {}
         if run.state.status == TrainerStatus.INTERRUPTED:
             # First, because the process may be killed before the next call has ended.
@@ -114,7 +114,7 @@ def forget_earlier_run(run: Run) -> None:
     run.algorithm.server.forget()
 
 
-def had_ended(run: Run) -> bool:
+def already_stopped(run: Run) -> bool:
     """Whether a callback had ended the run that is resumed: it sets ``should_stop`` before the
     first round.
 
@@ -134,7 +134,7 @@ def had_ended(run: Run) -> bool:
     return ended
 
 
-def ends_now(run: Run, federation: RunFederation, stop: StopRequest, is_first: bool) -> bool:
+def should_end(run: Run, federation: RunFederation, stop: StopRequest, is_first: bool) -> bool:
     """Whether the run ends after this round: all rounds are done, or a signal or a callback of any
     rank asks for it.
     """

@@ -124,7 +124,7 @@ class Judge:
         for update in updates:
             received = self.received.pop(update.client, {})
             arrival = self.rules.alone(Arrival(update), received, check_update)
-            held = arrival.reason is None and any(rule.holds(arrival) for rule in self.rules)
+            held = arrival.reason is None and any(rule.must_wait(arrival) for rule in self.rules)
             if waits or waiting or held:
                 waiting.append(arrival.copied())
             else:

@@ -331,13 +331,13 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         if outcome is None:
             self._ranks_exist = True
         else:
-            self._adopt(stage, outcome)
+            self._take_over(stage, outcome)
         return metrics
 
     def outcome(self) -> dict[str, Any]:
         """What a command leaves in this trainer, as tensors and plain values.
 
-        See :meth:`_adopt`.
+        See :meth:`_take_over`.
         """
         run = self.run
         model = run.algorithm
@@ -402,7 +402,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         run.local_training = LocalTraining(self.clients_at_once, watchers)
         run.scalars.begin(model.logged, run.fabric.world_size)
 
-    def _adopt(self, stage: str, outcome: dict[str, Any]) -> None:
+    def _take_over(self, stage: str, outcome: dict[str, Any]) -> None:
         """Take over the outcome of other processes, which had copies of the trainer and the
         algorithm.
         """

@@ -140,9 +140,9 @@ class Quarantine(UpdateRule):
                     before[name] = received[name].to(t.device)
             longest.append(factor * _norm(before.values()))
             moved.append(_norm(_movement(sent, before)))
-        return arrival.noted(moved=tuple(moved), longest=tuple(longest))
+        return arrival.with_notes(moved=tuple(moved), longest=tuple(longest))
 
-    def holds(self, arrival: Arrival) -> bool:
+    def must_wait(self, arrival: Arrival) -> bool:
         """Whether the update is judged by the movements of the round's other updates."""
         pairs = zip(arrival.notes["moved"], arrival.notes["longest"], strict=True)
         return any(moved > longest for moved, longest in pairs)

@@ -71,10 +71,10 @@ class Aggregator(UpdateRule, ABC):
     def check(self, trainer: TrainerView) -> None:
         """Refuse methods whose server needs more than a mean, and rounds of too few clients."""
         require_a_mean(self, trainer.algorithm)
-        if trainer.clients_per_round < self.fewest():
+        if trainer.clients_per_round < self.min_updates():
             raise ValueError(
                 f"trainer.updates: {type(self).__name__} does not keep its promise for so few "
-                f"clients: set trainer.clients_per_round to {self.fewest()} or more, or take "
+                f"clients: set trainer.clients_per_round to {self.min_updates()} or more, or take "
                 "Median (3 or more), a larger TrimmedMean.share or fewer Krum.attackers"
             )
 
@@ -90,7 +90,7 @@ class Aggregator(UpdateRule, ABC):
             ``(numbers,)``.
         """
 
-    def fewest(self) -> int:
+    def min_updates(self) -> int:
         """The smallest number of updates for which the rule withstands one liar, and Krum its
         attackers.
         """
@@ -104,9 +104,9 @@ class Aggregator(UpdateRule, ABC):
         last = None
         for last in updates:
             rows.append(torch.cat([t.detach().flatten() for t in last.model().values()]))
-        if 0 < len(rows) < self.fewest():
+        if 0 < len(rows) < self.min_updates():
             text = "trainer.updates: %d updates of a round are not used: a rule needs %d or more"
-            _log.warning(text, len(rows), self.fewest())
+            _log.warning(text, len(rows), self.min_updates())
         elif last is not None:
             values = self.aggregate(torch.stack(rows))
             parameters = dict(last.parameters)
@@ -137,8 +137,8 @@ class TrimmedMean(Aggregator):
             raise ValueError(f"TrimmedMean.share is {share}: give a share between 0 and 0.5")
         self.share = share
 
-    def fewest(self) -> int:
-        """See :meth:`Aggregator.fewest`."""
+    def min_updates(self) -> int:
+        """See :meth:`Aggregator.min_updates`."""
         return math.ceil(1 / self.share)
 
     def aggregate(self, updates: Tensor) -> Tensor:
@@ -182,8 +182,8 @@ class Krum(Aggregator):
             raise ValueError(f"Krum.attackers is {attackers}: give 1 or more")
         self.attackers = attackers
 
-    def fewest(self) -> int:
-        """See :meth:`Aggregator.fewest`."""
+    def min_updates(self) -> int:
+        """See :meth:`Aggregator.min_updates`."""
         return 2 * self.attackers + 3
 
     def aggregate(self, updates: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ class Attack(UpdateRule):
         self.share = share
         self._attackers = frozenset[int]()
 
-    comes_first = True
+    is_client_side = True
 
     def check(self, trainer: TrainerView) -> None:
         """Refuse data and methods that cannot be attacked so."""

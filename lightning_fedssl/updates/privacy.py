@@ -34,7 +34,7 @@ from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.functional.dictionaries import map_values, select
-from lightning_fedssl.local_training.sequential import Sent
+from lightning_fedssl.local_training.sequential import UploadNames
 from lightning_fedssl.metrics.rounds import Metrics
 from lightning_fedssl.run import TrainerView
 from lightning_fedssl.state import ClientUpdate
@@ -281,7 +281,7 @@ class CentralDP(UpdateRule):
             )
         self._last_round = trainer.round_index
         server = algorithm.server
-        names = Sent.of(algorithm)
+        names = UploadNames.of(algorithm)
         model = {name: server.model()[name] for name in (*names.weights, *names.buffers)}
         total = map_values(torch.zeros_like, model)
         clipped = []

@@ -38,7 +38,7 @@ class Arrival:
         """The same, rejected."""
         return replace(self, reason=reason)
 
-    def noted(self, **values: Any) -> Arrival:
+    def with_notes(self, **values: Any) -> Arrival:
         """The same with further notes."""
         return replace(self, notes={**self.notes, **values})
 
@@ -103,7 +103,7 @@ class UpdateRule(FederatedCallback):
         """
         return arrival
 
-    def holds(self, arrival: Arrival) -> bool:
+    def must_wait(self, arrival: Arrival) -> bool:
         """Whether an update waits for :meth:`on_round`: by default if the rule overrides it.
 
         The updates that arrive after it wait, too.
@@ -169,7 +169,7 @@ class UpdateRule(FederatedCallback):
         """The privacy that the rule has guaranteed so far; None if it guarantees none."""
         return None
 
-    comes_first: ClassVar[bool] = False
+    is_client_side: ClassVar[bool] = False
     """Whether the rule is what clients do, before the server's rules."""
 
     @property
@@ -181,7 +181,7 @@ class UpdateRule(FederatedCallback):
     def place(self) -> int:
         """0 for what clients do, 2 for what combines a round's updates into one, 1 for others."""
         combines = type(self).combine is not UpdateRule.combine
-        return 0 if self.comes_first else 1 + combines
+        return 0 if self.is_client_side else 1 + combines
 
 
 def check_order(rules: Sequence[UpdateRule]) -> None:

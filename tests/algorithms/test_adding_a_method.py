@@ -86,7 +86,7 @@ def test_a_resumed_run_is_bitwise_the_uninterrupted_one(tmp_path: Path, own_thre
     assert_same(weights(second), weights(whole))
     assert whole.clients.state_dict()
     for client, state in whole.clients.state_dict().items():
-        assert_same(second.clients.of(client), state)
+        assert_same(second.clients.state_of(client), state)
 
 
 def test_stacked_clients_equal_sequential_ones(own_threshold: ModuleType) -> None:

@@ -77,7 +77,7 @@ def test_scalar_round_by_hand() -> None:
     assert theta(algorithm) == pytest.approx(0.625, abs=1e-15)
     assert d_of(algorithm, 1) == pytest.approx(0.25, abs=1e-14)
     assert d_of(algorithm, 2) == pytest.approx(-0.25, abs=1e-14)
-    assert algorithm.clients.having("mean_step") == []
+    assert algorithm.clients.with_state("mean_step") == []
     plain = scalar_algorithm(1.0, averaging="plain")
     send(plain, {1: 0.8, 2: 0.4}, {1: 2, 2: 4}, {1: 10, 2: 10}, eta=0.1)
     assert theta(plain) == pytest.approx(0.6, abs=1e-15)

@@ -273,7 +273,7 @@ class Deliveries(FederatedCallback):
 
     def on_client_phase_start(self, trainer: Any, algorithm: Any) -> None:
         self.seen[trainer.round_index] = {k: len(h) for k, h in algorithm.helper_models.items()}
-        self.known[trainer.round_index] = algorithm.clients.having("embedding")
+        self.known[trainer.round_index] = algorithm.clients.with_state("embedding")
 
 
 def test_helpers_come_every_tenth_round_to_clients_seen_before(tmp_path: Path) -> None:
@@ -387,7 +387,7 @@ def test_rates_are_kept_by_each_party(tmp_path: Path, location: Any) -> None:
     algorithm = toy_fedmatch(lr_patience=1, optimizer=partial(torch.optim.SGD, lr=1e-9))
     data = mixed_clients() if location == "clients" else ToyData()
     toy_trainer(tmp_path, max_rounds=3, clients_per_round=4).fit(algorithm, data)
-    assert algorithm.clients.having("rate") == [0, 1, 2, 3]
+    assert algorithm.clients.with_state("rate") == [0, 1, 2, 3]
     assert ("rate" in algorithm.server.extra) == (location == "server")
 
 

@@ -43,7 +43,7 @@ HEAD = {"network.classifier.weight", "network.classifier.bias"}
 
 def own_parts(algorithm: Any) -> dict[str, torch.Tensor]:
     """What each client, and the server, keeps."""
-    kept = {f"{c}.{n}": t for c in algorithm.clients.having("personal") for n, t in algorithm.own_part(c).items()}
+    kept = {f"{c}.{n}": t for c in algorithm.clients.with_state("personal") for n, t in algorithm.own_part(c).items()}
     return {**kept, **algorithm.server.personal}
 
 
@@ -59,7 +59,7 @@ def test_what_is_personal_differs_between_clients_and_is_not_sent_with_every_met
         toy_trainer(tmp_path, callbacks=[transfers, StaticBatchNorm()], max_rounds=2, **options).fit(model, data())
         assert set(model.personal) == model.server.personal.keys() == HEAD
         results.append({**weights(model), **own_parts(model)})
-    clients = model.clients.having("personal")
+    clients = model.clients.with_state("personal")
     heads = [model.own_part(client)["network.classifier.weight"] for client in clients]
     assert len(clients) > 1
     assert not torch.equal(heads[0], heads[1])

@@ -23,7 +23,7 @@ from lightning_fedssl.data.partition.index_lists import ClientIndices
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.schedules import Constant
 from lightning_fedssl.local_training import split_learning
-from lightning_fedssl.local_work import endless_rows
+from lightning_fedssl.local_work import infinite_shuffle
 from lightning_fedssl.models import CNN, SVHNCNN, AlexNet
 from lightning_fedssl.models.teacher import tensors_of  # type: ignore[attr-defined]
 from lightning_fedssl.state import ServerState
@@ -297,10 +297,10 @@ def test_clients_go_on_where_they_stopped() -> None:
     data = ToyData()
     data.setup()
     local = data.local_data(1, 1)
-    whole = endless_rows(local, 0, 120)
+    whole = infinite_shuffle(local, 0, 120)
     assert [len(set(whole[i : i + 24].tolist())) for i in range(0, 120, 24)] == [24] * 5
     assert not torch.equal(whole[:24], whole[24:48])
-    parts = [endless_rows(data.local_data(1, r), first, n) for r, first, n in ((1, 0, 20), (4, 20, 50), (9, 70, 50))]
+    parts = [infinite_shuffle(data.local_data(1, r), at, n) for r, at, n in ((1, 0, 20), (4, 20, 50), (9, 70, 50))]
     assert torch.equal(torch.cat(parts), whole)
     algorithm = ready(toy_semi_sfl(), data)
     jointly(algorithm, data, [1, 2])

@@ -15,7 +15,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install .[flowe
 from flwr.app import Array, Error, Message
 from flwr.supercore.task_identity import TaskIdentity
 
-from lightning_fedssl.deployment.messages import MessageError, read_answer, read_order, shown, to_records
+from lightning_fedssl.deployment.messages import MessageError, printable, read_answer, read_order, to_records
 from tests.toy import assert_same
 
 from .helpers import records, through_bytes
@@ -152,7 +152,7 @@ def test_the_refusal_of_a_failed_answer_has_the_node_s_reason() -> None:
 
 
 def test_texts_of_others_are_cut_and_escaped() -> None:
-    assert shown("a\nb\x1b[31m") == "a\\nb\\x1b[31m"
-    assert len(shown("é" * 10**6)) == 200
-    assert re.fullmatch(r"[ -~]*", shown("".join(map(chr, range(500)))))
+    assert printable("a\nb\x1b[31m") == "a\\nb\\x1b[31m"
+    assert len(printable("é" * 10**6)) == 200
+    assert re.fullmatch(r"[ -~]*", printable("".join(map(chr, range(500)))))
     assert zipfile.is_zipfile(io.BytesIO(zipped()))

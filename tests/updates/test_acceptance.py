@@ -101,8 +101,8 @@ def rejected(
         return invalid
     rule, valid = Quarantine(factor), [update for update in updates if update.client not in invalid]
     arrivals = [rule.on_update(trainer, algorithm, Arrival(u), received(u.client)) for u in valid]
-    held = [arrival for arrival in arrivals if rule.holds(arrival)]
-    passed = [arrival.notes for arrival in arrivals if not rule.holds(arrival)]
+    held = [arrival for arrival in arrivals if rule.must_wait(arrival)]
+    passed = [arrival.notes for arrival in arrivals if not rule.must_wait(arrival)]
     judged = rule.on_round(trainer, algorithm, held, passed)
     return sorted([*invalid, *(arrival.update.client for arrival in judged if arrival.reason)])
 
@@ -197,7 +197,7 @@ class Poison(FederatedCallback):
             algorithm.on_client_start = on_client_start  # type: ignore[method-assign]
 
     def on_round_end(self, trainer: Any, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
-        self.kept[trainer.round_index] = {owner: {**algorithm.clients.of(owner)} for owner in range(4)}
+        self.kept[trainer.round_index] = {owner: {**algorithm.clients.state_of(owner)} for owner in range(4)}
         if trainer.round_index == POISONED_ROUND:
             self.owner = algorithm.state_owner(trainer.cohort[0])
             assert metrics["client/refused"] == 1

@@ -54,7 +54,7 @@ def test_one_liar_among_the_fewest_clients_has_no_say(rule: Any, fewest: int, li
     honest = torch.randn(fewest - 1, 50, generator=torch.Generator().manual_seed(0))
     updates = torch.cat([honest, torch.full((1, 50), lie)])
     result = rule.aggregate(updates)
-    assert rule.fewest() == fewest
+    assert rule.min_updates() == fewest
     assert (result - honest.mean(0)).norm() < 2 * (honest - honest.mean(0)).norm(dim=1).max()
 
 
@@ -67,7 +67,7 @@ def test_as_many_equal_liars_as_a_rule_withstands_have_no_say(clients: int, lie:
     liars |= {Krum(attackers): attackers for attackers in range(1, 10)}
     tried = 0
     for rule, number in liars.items():
-        if clients >= rule.fewest():
+        if clients >= rule.min_updates():
             honest = torch.randn(clients - number, 50, generator=torch.Generator().manual_seed(clients))
             result = rule.aggregate(torch.cat([torch.full((number, 50), lie), honest]))
             assert (result >= honest.min(0).values).all(), (type(rule), vars(rule))

@@ -34,7 +34,7 @@ from lightning_fedssl.functional.dictionaries import remove_prefix, starting_wit
 from lightning_fedssl.functional.ema import ema_update
 from lightning_fedssl.functional.optimizers import nesterov_sgd
 from lightning_fedssl.functional.schedules import Cosine, Schedule
-from lightning_fedssl.local_work import LocalWork, endless_rows, epochs_of, one_pass
+from lightning_fedssl.local_work import LocalWork, epochs_of, infinite_shuffle, one_pass
 from lightning_fedssl.models.split import SplitNetwork, split
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.state import Batch, ClientUpdate
@@ -208,7 +208,7 @@ class SplitTraining(_TrainsSplitNetwork):
         done = 0 if place is None else int(place)
         first = done * data.batch_size
         visits = self.client_steps * data.batch_size
-        rows = endless_rows(data, first, visits) if count else data.unlabeled
+        rows = infinite_shuffle(data, first, visits) if count else data.unlabeled
 
         def make_batch(rows: Tensor, visits: Visits) -> Batch:
             images = data.unlabeled[rows]

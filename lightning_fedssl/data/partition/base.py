@@ -121,14 +121,14 @@ class Partition:
         Raises:
             ValueError: Naming the partition and the remedy.
         """
-        who = f"data.partition: {type(self).__name__}"
+        source = f"data.partition: {type(self).__name__}"
         if len(split.clients) != asked.num_clients:
             raise ValueError(
-                f"{who} made {len(split.clients)} clients, but data.num_clients is "
+                f"{source} made {len(split.clients)} clients, but data.num_clients is "
                 f"{asked.num_clients}"
             )
         check_samples(
-            split, asked, who, "give numbers of samples whose SplitRequest.labels is not -1"
+            split, asked, source, "give numbers of samples whose SplitRequest.labels is not -1"
         )
 
     def _assign_pool(self, asked: SplitRequest, pool: Tensor, generator: Generator) -> IndexLists:
@@ -452,7 +452,7 @@ def at_least(least: int, owner: str, name: str, value: int) -> int:
     return require(owner, name, value, value >= least, f"{least} or more")
 
 
-def check_samples(split: FederatedSplit, asked: SplitRequest, who: str, remedy: str) -> None:
+def check_samples(split: FederatedSplit, asked: SplitRequest, source: str, remedy: str) -> None:
     """Refuse a split with a sample that does not exist, is held out, twice at a party, or labelled
     without a label.
 
@@ -461,7 +461,7 @@ def check_samples(split: FederatedSplit, asked: SplitRequest, who: str, remedy: 
     Args:
         split: The split.
         asked: What was to be split.
-        who: What made it, for messages.
+        source: What made it, for messages.
         remedy: What to do about a sample that there is not or that is held out.
 
     Raises:
@@ -472,7 +472,7 @@ def check_samples(split: FederatedSplit, asked: SplitRequest, who: str, remedy: 
     available = asked.in_federation
     if len(assigned) and not 0 <= int(assigned.min()) <= int(assigned.max()) < len(available):
         raise ValueError(
-            f"{who} names the samples {int(assigned.min())} to {int(assigned.max())} of "
+            f"{source} names the samples {int(assigned.min())} to {int(assigned.max())} of "
             f"{len(available)}; {remedy}"
         )
     if (distinct := _count_distinct(assigned)) < len(assigned):
@@ -480,21 +480,21 @@ def check_samples(split: FederatedSplit, asked: SplitRequest, who: str, remedy: 
         owners = torch.cat([server, held.labeled.owners(), held.unlabeled.owners()])
         if torch.stack([owners, assigned]).unique(dim=1).shape[1] < len(assigned):
             raise ValueError(
-                f"{who} assigns a sample twice to one client, or to the server; leave one of the "
-                "two out"
+                f"{source} assigns a sample twice to one client, or to the server; leave one of "
+                "the two out"
             )
         _log.warning(
             "%s assigns %d samples, but only %d different ones: parties share",
-            who,
+            source,
             len(assigned),
             distinct,
         )
     if not available[assigned].all():
-        raise ValueError(f"{who} assigns samples that this run holds out; {remedy}")
+        raise ValueError(f"{source} assigns samples that this run holds out; {remedy}")
     labeled = torch.cat([split.server_labeled, held.labeled.values])
     if (asked.labels[labeled] < 0).any():
         raise ValueError(
-            f"{who} gives samples without a label as labelled ones; they belong into unlabeled"
+            f"{source} gives samples without a label as labelled ones; they belong into unlabeled"
         )
 
 

@@ -124,7 +124,7 @@ class Datasets(DataSource):
         for part, dataset in self.parts.items():
             if dataset is not None:
                 samples[part], targets = _read(part, dataset)
-                labels[part] = self.task.tidied(targets)
+                labels[part] = self.task.clean_targets(targets)
         samples = self.reading.cast(as_pixels(samples), self.feature_names)
         wanted = _kind(samples["train"])
         for part, values in samples.items():
@@ -137,7 +137,7 @@ class Datasets(DataSource):
         if "unlabeled" in samples:
             labels["unlabeled"] = self.task.missing(len(samples["unlabeled"]), labels["train"])
         numbers = {
-            part: self.task.checked(y, len(names), f"data.dataset: {part}", -1)
+            part: self.task.checked(y, len(names), f"data.dataset: {part}", allow_missing=True)
             for part, y in labels.items()
         }
         if not self.class_names and "one class" in self.task.gives:

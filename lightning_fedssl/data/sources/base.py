@@ -87,37 +87,37 @@ def check_loaded(loaded: object, name: str, task: Task) -> LoadedData:
             f"data.dataset: {name}.load must return LoadedData(DatasetSpec(...), train, test)"
         )
     spec = loaded.spec
-    who = f"data.dataset: {name}"
-    if spec.num_classes < task.fewest_classes:
+    source = f"data.dataset: {name}"
+    if spec.num_classes < task.min_classes:
         raise ValueError(
-            f"{who}: there is one class ({', '.join(spec.class_names)}) or none; two are needed, "
-            "and -1 and empty words are not labels"
+            f"{source}: there is one class ({', '.join(spec.class_names)}) or none; two are "
+            "needed, and -1 and empty words are not labels"
         )
     if (
         len(spec.class_names) != spec.num_classes
         or not len(spec.mean) == len(spec.std) == spec.in_shape[0]
     ):
         raise ValueError(
-            f"{who}: DatasetSpec has {spec.num_classes} classes, {len(spec.class_names)} "
+            f"{source}: DatasetSpec has {spec.num_classes} classes, {len(spec.class_names)} "
             f"class_names, {len(spec.mean)} means and {len(spec.std)} stds for in_shape "
             f"{spec.in_shape}; name all classes, and give a mean and a std for every entry of the "
             "first dimension"
         )
-    train = _checked(loaded.train, spec, task, f"{who}: train", -1)
-    test = _checked(loaded.test, spec, task, f"{who}: test")
+    train = _checked(loaded.train, spec, task, f"{source}: train", allow_missing=True)
+    test = _checked(loaded.test, spec, task, f"{source}: test")
     validation = loaded.validation
     if validation is not None:
-        validation = _checked(validation, spec, task, f"{who}: validation")
+        validation = _checked(validation, spec, task, f"{source}: validation")
     if not all(map(math.isfinite, (*spec.mean, *spec.std))) or min(spec.std) <= 0:
         raise ValueError(
-            f"{who}: mean {spec.mean} and std {spec.std} of DatasetSpec must be finite, and std "
+            f"{source}: mean {spec.mean} and std {spec.std} of DatasetSpec must be finite, and std "
             "above 0"
         )
     return LoadedData(spec, train, test, validation)
 
 
 def _checked(
-    split: ImageSplit, spec: DatasetSpec, task: Task, who: str, least: int = 0
+    split: ImageSplit, spec: DatasetSpec, task: Task, source: str, allow_missing: bool = False
 ) -> ImageSplit:
     images = split.images.detach()
     labels = split.labels
@@ -125,7 +125,7 @@ def _checked(
     fits = images.dtype in (wanted, torch.uint8 if spec.pixels else torch.float64)
     if tuple(images.shape[1:]) != tuple(spec.in_shape) or not fits or not len(images):
         raise ValueError(
-            f"{who}: {len(images)} samples are {tuple(images.shape[1:])} {images.dtype}, and "
+            f"{source}: {len(images)} samples are {tuple(images.shape[1:])} {images.dtype}, and "
             f"DatasetSpec says {tuple(spec.in_shape)} {wanted}; numbers that are not 8-bit pixels "
             "need float32 and pixels=False"
         )
@@ -133,24 +133,24 @@ def _checked(
     for part, values in parts.items():
         if values is not None and len(values) != len(images):
             raise ValueError(
-                f"{who}: {len(images)} samples and {len(values)} {part}; give one for each"
+                f"{source}: {len(images)} samples and {len(values)} {part}; give one for each"
             )
-    check_finite(images, who)
-    targets = task.checked(labels, spec.num_classes, who, least)
+    check_finite(images, source)
+    targets = task.checked(labels, spec.num_classes, source, allow_missing)
     if task.per_pixel and targets.shape[1:] != images.shape[2:]:
         raise ValueError(
-            f"{who}: the masks are {tuple(targets.shape[1:])} and the images "
+            f"{source}: the masks are {tuple(targets.shape[1:])} and the images "
             f"{tuple(images.shape[2:])} pixels; give a mask of the size of its image"
         )
     return replace(split, images=images, labels=targets)
 
 
-def check_finite(samples: Tensor, who: str) -> None:
+def check_finite(samples: Tensor, source: str) -> None:
     """Refuses samples with NaN or infinite values.
 
     Args:
         samples: ``(N, ...)``.
-        who: What a message begins with.
+        source: The key and the part of the data, with which a message starts.
 
     Raises:
         ValueError: Naming the first such sample.
@@ -158,8 +158,8 @@ def check_finite(samples: Tensor, who: str) -> None:
     wrong = (~samples.isfinite().flatten(1).all(dim=1)).nonzero().flatten()
     if len(wrong):
         raise ValueError(
-            f"{who}: {len(wrong)} of {len(samples)} samples hold NaN or infinite values (the first "
-            f"is sample {int(wrong[0])}); repair or remove them"
+            f"{source}: {len(wrong)} of {len(samples)} samples hold NaN or infinite values (the "
+            f"first is sample {int(wrong[0])}); repair or remove them"
         )
 
 

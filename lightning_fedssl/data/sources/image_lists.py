@@ -214,7 +214,7 @@ class ImageList(DataSource):
     ) -> ImageSplit:
         paths = [image.path for image in images]
         pixels = read_images(paths, spec.in_shape, self.cache_dir, "data.dataset")
-        labels = self.task.tidied(self.targets_of(images, spec))
+        labels = self.task.clean_targets(self.targets_of(images, spec))
         files = tuple(Path(os.path.relpath(path, self.root)).as_posix() for path in paths)
         return ImageSplit(pixels, labels, owners, files)
 

@@ -41,7 +41,7 @@ class FromLightning(Datasets):
 
 def _samples(datamodule: LightningDataModule, part: str) -> Any:
     """The samples that a loader draws; None if there is no validation loader."""
-    who = f"data.dataset: {type(datamodule).__name__}.{part}_dataloader"
+    source = f"data.dataset: {type(datamodule).__name__}.{part}_dataloader"
     try:
         loader = getattr(datamodule, f"{part}_dataloader")()
     except MisconfigurationException:  # the function is not overridden
@@ -55,7 +55,7 @@ def _samples(datamodule: LightningDataModule, part: str) -> Any:
         and hasattr(dataset, "__getitem__")
     ):
         raise ValueError(
-            f"{who} must give one DataLoader of a map-style data set of (sample, label)"
+            f"{source} must give one DataLoader of a map-style data set of (sample, label)"
         )
     batches = loader.batch_sampler
     sampler = batches.sampler if type(batches) is BatchSampler else batches or loader.sampler
@@ -67,7 +67,7 @@ def _samples(datamodule: LightningDataModule, part: str) -> Any:
             drawn += part_drawn if isinstance(part_drawn, (list, tuple)) else [part_drawn]
     if len(set(drawn)) < len(drawn):
         raise ValueError(
-            f"{who} draws samples repeatedly; give them as a data set, without a sampler"
+            f"{source} draws samples repeatedly; give them as a data set, without a sampler"
         )
     return dataset if len(drawn) == len(dataset) else _Part(dataset, sorted(map(int, drawn)))
 
