@@ -26,6 +26,11 @@ _AVERAGE = (
 )
 
 OTHER_NAMES = {
+    "quarantine": "give updates: [{class_path: Quarantine, init_args: {factor: 10}}], or [] for "
+    "null",
+    "aggregator": "give updates, a list of rules such as [Quarantine, Median]",
+    "attack": "give updates, a list of rules such as [SignFlip, Quarantine]",
+    "privacy": "give updates: [{class_path: CentralDP, init_args: {...}}]",
     "server_momentum": "give aggregation_optimizer: {class_path: torch.optim.SGD, init_args: "
     "{lr: 1, momentum: 0.5}}, or null for 0",
     "max_epochs": _EPOCHS,
