@@ -6,7 +6,7 @@ import logging
 import shlex
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,7 +88,7 @@ class RunReport(FederatedCallback):
         self.seconds: dict[str, float] = defaultdict(float)
         self._phase = "other"
         self._since = time.perf_counter()
-        self._round: Counts = {}
+        self._round: Counter[tuple[int, int]] = Counter()
         self._next_write = 0.0
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -117,13 +117,13 @@ class RunReport(FederatedCallback):
         sizes: Mapping[str, int],
     ) -> None:
         """Count the bytes of a client."""
-        _row(self._round, client)[_DOWN if direction == "down" else _UP] += sum(sizes.values())
+        self._round[client, _DOWN if direction == "down" else _UP] += sum(sizes.values())
 
     def on_client_end(
         self, trainer: TrainerView, algorithm: FederatedAlgorithm, update: ClientUpdate
     ) -> None:
         """Count the steps of a client."""
-        _row(self._round, update.client)[_STEPS] += update.num_steps
+        self._round[update.client, _STEPS] += update.num_steps
 
     def on_round_end(
         self, trainer: TrainerView, algorithm: FederatedAlgorithm, metrics: Metrics
@@ -134,9 +134,9 @@ class RunReport(FederatedCallback):
             row[_DRAWN] += 1
             row[_USED] += outcome == "finished"
         for share in trainer.gather(self._round):
-            for client, counts in share.items():
-                _row(self.clients, client).add_(counts)
-        self._round = {}
+            for (client, column), count in share.items():
+                _row(self.clients, client)[column] += count
+        self._round.clear()
         part = (trainer.round_index - 1) * PARTS // trainer.max_rounds
         for quality in trainer.callbacks:
             if isinstance(quality, PseudoLabelQuality) and quality.table is not None:

@@ -235,10 +235,15 @@ def own_random_stream(data: LocalData, purpose: str = "network", *more: int) -> 
         more: Further parts of the key, such as the step.
     """
     key = sampling.derive_key(data.seed, purpose, data.round, data.party, *more)
-    device = data.images.device
-    on_cuda = device.type == "cuda"
-    with torch.random.fork_rng([device] if on_cuda else []):
-        torch.default_generator.manual_seed(key)
-        if on_cuda:
-            torch.cuda.manual_seed(key)
+    generators = [torch.default_generator]
+    if data.images.is_cuda:
+        generators.append(torch.cuda.default_generators[data.images.device.index])
+    states = []  # by hand: a tenth of fork_rng's time
+    for generator in generators:
+        states.append(generator.get_state())
+        generator.manual_seed(key)
+    try:
         yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)

@@ -140,7 +140,7 @@ class LocalTraining:
                 "trainer.precision: split learning needs one that scales no loss, such as "
                 "bf16-mixed"
             )
-        everyone = list(chain.from_iterable(stacks))
+        everyone = [*chain.from_iterable(stacks)]
         stacks = self._stacks_of_rank(stacks, phase.fabric.device, len(everyone))
         if any(len(stack) > 1 for stack in stacks) and not self._may_stack(phase):
             stacks = [[client] for client in everyone]
@@ -155,8 +155,8 @@ class LocalTraining:
         """
         if device.type != "cuda":
             return stacks
-        size = auto if self.clients_at_once == "auto" else self.clients_at_once
-        return sampling.equal_parts(list(chain.from_iterable(stacks)), max(size, 1))
+        size = max(stack_size(self.clients_at_once, auto), 1)
+        return sampling.equal_parts([*chain.from_iterable(stacks)], size)
 
     def _may_stack(self, phase: ClientPhase) -> bool:
         """Whether optimizer, callbacks and precision allow stacked clients.

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from lightning.fabric import Fabric
@@ -136,9 +136,8 @@ class ClientPhase:
             work: Its steps.
         """
         load_optimizer_state(self.optimizer, self.kept_optimizer_state(data.party))
-        step = self.algorithm.training_step
         with own_random_stream(data), self.algorithm.clients.stage(data.party):
-            loop.train(work, step, "client/loss", self.observer.client_batch_ended)
+            loop.train(work, "training_step", "client/loss", self.observer.client_batch_ended)
         update = loop.sent.update(loop.live.model(), data, work)
         return self.finish(data, update, lambda: optimizer_state(self.optimizer))
 
@@ -215,12 +214,12 @@ class Loop:
         self.live = LiveTensors(algorithm)
         self.sent = UploadNames.of(algorithm)
         self.weights = trained_weights(algorithm).values()
-        self.scaled: Any = fabric.setup_optimizers(optimizer)
+        self.modules = [*algorithm.modules()]
 
     def train(
         self,
         work: LocalWork,
-        training_step: Callable[[Batch, Any], object],
+        function: str,
         loss_name: str,
         batch_ended: Callable[[int], None],
     ) -> None:
@@ -228,8 +227,8 @@ class Loop:
 
         Args:
             work: The batches.
-            training_step: Returns the loss of a batch, alone or in a dictionary; None skips the
-                batch.
+            function: The algorithm's function that returns the loss of a batch, alone or in a
+                dictionary; None skips the batch.
             loss_name: The scalar under which the mean loss is logged.
             batch_ended: Called after each step.
         """
@@ -240,9 +239,9 @@ class Loop:
             return
         named = self.live.parameters() if work.control_variate else {}
         corrected = [(named[name], value) for name, value in work.control_variate.items()]
-        algorithm.train()
-        function = "server_training_step" if loss_name.startswith("server") else "training_step"
-        step_of = self._step(training_step, function, corrected)
+        if not all(module.training for module in self.modules):
+            algorithm.train()
+        step_of = self._step(function, corrected)
         losses = defaultdict(list)
         for step, batch in enumerate(work):
             if algorithm.step_factors:
@@ -258,20 +257,15 @@ class Loop:
             mean = torch.stack(of_batches).mean(dtype=torch.float64)
             algorithm.log(loss_name, mean, batch_size=size * len(of_batches))
 
-    def _step(
-        self,
-        training_step: Callable[[Batch, Any], object],
-        function: str,
-        corrected: list[tuple[Tensor, Tensor]],
-    ) -> Function:
+    def _step(self, function: str, corrected: list[tuple[Tensor, Tensor]]) -> Function:
         """A step on a batch, recorded on a CUDA device.
 
         Args:
-            training_step: Returns the loss of a batch.
-            function: Its name in messages.
+            function: Returns the loss of a batch.
             corrected: Weights with what is added to their gradients.
         """
         algorithm, fabric = self.algorithm, self.fabric
+        training_step = getattr(algorithm, function)
         max_norm = algorithm.gradient_clip_norm
         if max_norm is None and corrected:
             # Clips nothing, but a scaled gradient must be unscaled before it is corrected.
@@ -293,12 +287,12 @@ class Loop:
             fabric.backward(loss)
             if max_norm is not None:
                 fabric.clip_gradients(
-                    algorithm, self.scaled, max_norm=max_norm, error_if_nonfinite=False
+                    algorithm, self.optimizer, max_norm=max_norm, error_if_nonfinite=False
                 )
             if corrected:
                 add_to_gradients(corrected)
-            self.scaled.step()
-            return [*values, (loss.detach(), "", len(next(iter(batch.values()))))]
+            fabric.strategy.optimizer_step(self.optimizer)
+            return [*values, (loss.detach(), "", next(iter(batch.values())).shape[0])]
 
         if fabric.device.type != "cuda":
             return update

@@ -93,25 +93,24 @@ def train_jointly(phase: JointPhase, stacks: Iterable[Iterable[LocalData]]) -> l
     """
     algorithm = phase.algorithm
     fabric = phase.fabric
-    together = list(filter(None, (prepared(phase, stack) for stack in stacks)))
-    ready = list(chain.from_iterable(together))
+    together = [clients for stack in stacks if (clients := prepared(phase, stack))]
+    ready = [*chain.from_iterable(together)]
     client_rows = _ClientRows(fabric, phase.cohort, [client.data.party for client in ready])
     steps = _common_steps(fabric, [client.work.num_steps for client in ready])
     algorithm.train()
     groups = [_Bottoms(phase, stack) for stack in together]
     optimizers = [phase.optimizer, phase.server_optimizer, *(group.optimizer for group in groups)]
-    losses = torch.zeros(len(client_rows), dtype=torch.float64, device=fabric.device)
-    images = 0
+    losses = torch.zeros(client_rows.total, dtype=torch.float64, device=fabric.device)
     for step in range(steps):
         for optimizer in optimizers if algorithm.step_factors else ():
             set_learning_rate(optimizer, algorithm.step_factors[step])
         remaining = iter(batches := [client.work.batch(step) for client in ready])
         with fabric.autocast():
             own = [
-                group.features(list(islice(remaining, len(group.clients))), step)
-                for group in groups
+                group.features([*islice(remaining, len(group.clients))], step) for group in groups
             ]
         features = client_rows.gather([map_values(Tensor.detach, part) for part in own])
+        sending = client_rows.present
         client_rows.leave_out(features)
         server = None
         gradient = torch.zeros_like(features[STUDENT])
@@ -120,14 +119,13 @@ def train_jointly(phase: JointPhase, stacks: Iterable[Iterable[LocalData]]) -> l
             server, found = _server_step(phase, seen, step)
             gradient = client_rows.for_all(found * len(client_rows.present))
             losses += client_rows.for_all(_client_losses(server, len(client_rows.present)))
-            images += features[STUDENT].shape[1]
-        _report(phase, ready, batches, features, server, client_rows)
+        _report(phase, ready, batches, features, server, client_rows, sending)
         of_groups = client_rows.local(gradient).split([len(group.clients) for group in groups])
         for group, part, its_gradient in zip(groups, own, of_groups, strict=True):
             group.step(part[STUDENT], its_gradient)
             for _ in group.clients:
                 phase.observer.client_batch_ended(step)
-    _log_losses(algorithm, ready, client_rows, losses / max(steps, 1), images)
+    _log_losses(algorithm, ready, client_rows, losses)
     for client in client_rows.left_out:
         phase.observer.client_judged(client, "sent features that are not finite")
     return list(chain.from_iterable(group.updates(client_rows.left_out) for group in groups))
@@ -188,14 +186,17 @@ def _report(
     features: State,
     server: JointStep | None,
     client_rows: _ClientRows,
+    sending: Sequence[int],
 ) -> None:
     """Report what each of this rank's clients sent and received,
     and how its images were labelled.
+
+    ``sending`` are the rows of the clients that were not excluded before this step.
     """
     observer = phase.observer
     count = features[STUDENT].shape[1]
     for client, batch, row in zip(ready, batches, client_rows.of_this_rank, strict=True):
-        if client_rows.left_before(row):
+        if row not in sending:
             continue
         party = client.data.party
         up, down = phase.algorithm.step_sizes(party, map_values(itemgetter(row), features))
@@ -222,8 +223,7 @@ def _log_losses(
     algorithm: JointAlgorithm,
     ready: Sequence[Client],
     client_rows: _ClientRows,
-    means: Tensor,
-    images: int,
+    losses: Tensor,
 ) -> None:
     """Log the mean loss of each of this rank's clients over all steps.
 
@@ -232,7 +232,9 @@ def _log_losses(
     for client, row in zip(ready, client_rows.of_this_rank, strict=True):
         if row in client_rows.present:
             with algorithm.clients.stage(client.data.party):
-                algorithm.log("client/loss", means[row], batch_size=images)
+                steps = client.work.num_steps
+                images = steps * client.data.batch_size
+                algorithm.log("client/loss", losses[row] / steps, batch_size=images)
 
 
 class _ClientRows:
@@ -247,7 +249,7 @@ class _ClientRows:
     def __init__(self, fabric: Fabric, cohort: Sequence[int], mine: Sequence[int]) -> None:
         self.fabric = fabric
         self.by_rank: list[list[int]] = collectives.gather(fabric, list(mine))
-        everyone = list(chain.from_iterable(self.by_rank))
+        everyone = [*chain.from_iterable(self.by_rank)]
         self.total = len(everyone)
         self._clients = [client for client in cohort if client in everyone]
         self.of_this_rank = list(map(self._clients.index, mine))
@@ -257,16 +259,11 @@ class _ClientRows:
             self.of_this_rank, dtype=torch.int64, device=fabric.device
         )
         self.present = list(range(self.total))
-        self._present_before = self.present
 
     @property
     def left_out(self) -> list[int]:
         """This rank's clients that are excluded from the round."""
         return [self._clients[row] for row in self.of_this_rank if row not in self.present]
-
-    def left_before(self, row: int) -> bool:
-        """Whether the client of a row was excluded before this step, so that it sends nothing."""
-        return row not in self._present_before
 
     def leave_out(self, features: State) -> None:
         """Exclude clients whose features are not finite, from this step on.
@@ -275,7 +272,6 @@ class _ClientRows:
         """
         sums = torch.stack([t.flatten(1).sum(1).double() for t in features.values()])
         finite = sums.sum(0).isfinite().tolist()
-        self._present_before = self.present
         self.present = [row for row in self.present if finite[row]]
 
     def chosen(self, rows: Tensor) -> Tensor:
@@ -289,9 +285,6 @@ class _ClientRows:
         everyone = rows.new_zeros(self.total, *rows.shape[1:])
         everyone[self.present] = rows
         return everyone
-
-    def __len__(self) -> int:
-        return self.total
 
     def gather(self, own: Sequence[State]) -> State:
         """The features of all clients, ``(clients, batch, ...)``, in the cohort's order.

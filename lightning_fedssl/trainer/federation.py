@@ -130,7 +130,7 @@ class RunFederation(Federation):
                 load_optimizer_state(optimizer, {})
             with own_random_stream(data):
                 sequential.Loop(algorithm, optimizer, run.fabric).train(
-                    work, algorithm.server_training_step, "server/loss",
+                    work, "server_training_step", "server/loss",
                     lambda step: run.hooks.call("on_server_batch_end", step),
                 )  # fmt: skip
             self._take_working_module()

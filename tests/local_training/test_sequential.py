@@ -124,8 +124,8 @@ def test_a_control_variate_is_added_after_clipping(clip: float | None) -> None:
     algorithm, (name, weight) = federation.algorithm, next(iter(federation.algorithm.named_parameters()))
     before, factor = weight.detach().clone(), 100.0
     work = LocalWork(1, 1, lambda step: {"x": torch.ones(1, 1)}, control_variate={name: torch.ones_like(weight)})
-    loop = Loop(algorithm, federation.optimizer, federation.fabric)
-    loop.train(work, lambda batch, step: factor * weight.sum(), "client/loss", lambda step: None)
+    vars(algorithm)["training_step"] = lambda batch, step: factor * weight.sum()
+    Loop(algorithm, federation.optimizer, federation.fabric).train(work, "training_step", "loss", lambda step: None)
     gradient = factor if clip is None else clip / math.sqrt(weight.numel())
     torch.testing.assert_close(before - weight.detach(), torch.full_like(weight, gradient + 1.0))
 
