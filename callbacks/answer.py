@@ -75,8 +75,8 @@ def decide(candidates: Sequence[Candidate], stated_shares: bool = False) -> tupl
         )
         evidence = ["sites stated their shares"] * shares + evidence
         takes_over = bool(evidence) and gain > 0
-        found = f"expected {100 * gain:+.1f} points ({', '.join(evidence)})"
-        reason = found if takes_over else f"{other.name} {found}"
+        expectation = f"expected {100 * gain:+.1f} points ({', '.join(evidence)})"
+        reason = expectation if takes_over else f"{other.name} {expectation}"
         if not evidence:
             reason = f"{other.name}: no evidence without validation or class shares"
         chosen = other if takes_over else chosen

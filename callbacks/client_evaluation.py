@@ -93,10 +93,10 @@ class ClientEvaluation(FederatedCallback):
             data = trainer.datamodule
             labels = data.test_labels.cpu()
             for client, counts in enumerate(data.statistics.class_counts):
-                own = data.client_test_indices(client)
-                if own is None:
-                    own = draw_like(counts, labels, IMAGES, trainer.seed, client)
-                self._indices.append(own)
+                samples = data.client_test_indices(client)
+                if samples is None:
+                    samples = draw_like(counts, labels, IMAGES, trainer.seed, client)
+                self._indices.append(samples)
         return self._indices
 
     def _accuracies(
@@ -112,7 +112,7 @@ class ClientEvaluation(FederatedCallback):
             part: The personal weights with which a client's images are classified.
         """
         images = self._images(trainer)
-        found = torch.zeros(len(images), dtype=torch.float64)
+        accuracies = torch.zeros(len(images), dtype=torch.float64)
         for client in range(trainer.global_rank, len(images), trainer.world_size):
             load_state(algorithm, part(client))
             only = images[client]
@@ -120,9 +120,9 @@ class ClientEvaluation(FederatedCallback):
             with torch.no_grad(), trainer.fabric.autocast():
                 for x, y in trainer.datamodule.evaluation_batches("test", trainer.dtype, only=only):
                     right += (algorithm.network(x).argmax(dim=1) == y).sum().cpu()
-            found[client] = right / len(only)
+            accuracies[client] = right / len(only)
         load_state(algorithm, algorithm.server.personal)
-        return torch.stack(trainer.gather(found)).sum(dim=0)
+        return torch.stack(trainer.gather(accuracies)).sum(dim=0)
 
     def _write(self, trainer: TrainerView) -> None:
         """Write the rows of all rounds, those before a resumed checkpoint too."""
@@ -155,16 +155,16 @@ def draw_like(class_counts: Tensor, labels: Tensor, count: int, seed: int, clien
     if weights.sum() == 0:
         return labels.new_zeros(0)
     exact = count * weights / weights.sum()
-    wanted = exact.floor().long()
-    wanted[(exact - wanted).argsort(descending=True, stable=True)[: count - int(wanted.sum())]] += 1
+    quota = exact.floor().long()
+    quota[(exact - quota).argsort(descending=True, stable=True)[: count - int(quota.sum())]] += 1
     generator = sampling.rng(seed, "client evaluation", client)
-    drawn = []
-    for k in wanted.nonzero().flatten().tolist():
+    parts = []
+    for k in quota.nonzero().flatten().tolist():
         images = (labels == k).nonzero().flatten()
-        number = int(wanted[k])
-        chosen = generator.choice(images.numpy(), number, replace=number > len(images))
-        drawn.append(torch.from_numpy(chosen))
-    return torch.cat(drawn)
+        number = int(quota[k])
+        drawn = generator.choice(images.numpy(), number, replace=number > len(images))
+        parts.append(torch.from_numpy(drawn))
+    return torch.cat(parts)
 
 
 def summarize(accuracies: Tensor, name: str = "client_test/accuracy") -> Metrics:
@@ -175,11 +175,11 @@ def summarize(accuracies: Tensor, name: str = "client_test/accuracy") -> Metrics
         accuracies: One per client, ``(clients,)``; NaN for a client without images.
         name: The beginning of the scalars' names.
     """
-    known = accuracies[~accuracies.isnan()].sort().values
-    if not len(known):
+    ordered = accuracies[~accuracies.isnan()].sort().values
+    if not len(ordered):
         return {}
     return {
-        f"{name}_mean": float(known.mean()),
-        f"{name}_std": float(known.std(correction=0)),
-        f"{name}_worst_tenth": float(known[: math.ceil(len(known) / 10)].mean()),
+        f"{name}_mean": float(ordered.mean()),
+        f"{name}_std": float(ordered.std(correction=0)),
+        f"{name}_worst_tenth": float(ordered[: math.ceil(len(ordered) / 10)].mean()),
     }

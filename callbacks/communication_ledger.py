@@ -167,7 +167,7 @@ def kind_of(name: str, model: set[str]) -> str:
         model: Names of the global model's weights and buffers.
     """
     tensor = name.removesuffix(".positions")
-    for start in reversed([0, *(found.end() for found in re.finditer("[. ]", tensor))]):
+    for start in reversed([0, *(match.end() for match in re.finditer("[. ]", tensor))]):
         if tensor[start:] in model:
             what = "batch-norm statistics" if tensor.endswith(_STATISTICS) else "weights"
             owner = re.sub(" *[0-9]+", "", tensor[:start].rstrip(". "))

@@ -101,14 +101,14 @@ class LabelsAlone(FederatedCallback):
         with TemporaryDirectory() as folder:
             # Every rank trains the same: preparing a run waits for all ranks of the process group.
             linear = algorithm.init_head == "labels" and trains_head_alone(algorithm.network)
-            found: dict[Name, Beside] = {}
+            trained: dict[Name, Beside] = {}
             if chooses and (linear or _small_enough(trainer.datamodule)):
-                found["linear"] = trainer.train_beside(str(Path(folder, "linear")))
+                trained["linear"] = trainer.train_beside(str(Path(folder, "linear")))
             if not (chooses and linear):
                 alone = trainer.train_beside(str(Path(folder, "labels alone")), self.steps)
-                found["labels alone"] = alone
+                trained["labels alone"] = alone
             name = f"test/{task.monitor}"
-            bound = [*found.values()][-1].metrics
+            bound = [*trained.values()][-1].metrics
             if name not in bound:
                 _log.warning(
                     "the labels alone were not trained to the end: there is no bound/%s",
@@ -117,7 +117,7 @@ class LabelsAlone(FederatedCallback):
                 return
             trainer.log_metrics({f"bound/{task.monitor}": bound[name]})
             if chooses:
-                self._choose(trainer, algorithm, found, Path(folder))
+                self._choose(trainer, algorithm, trained, Path(folder))
             else:
                 ours = float(trainer.callback_metrics[name])
                 noun = trainer.datamodule.spec.noun
@@ -137,19 +137,19 @@ class LabelsAlone(FederatedCallback):
         self,
         trainer: TrainerView,
         algorithm: FederatedAlgorithm,
-        found: dict[Name, Beside],
+        trained: dict[Name, Beside],
         folder: Path,
     ) -> None:
         """Make the answer, and write the checkpoint of the chosen model."""
         data = trainer.datamodule
-        linear = found["linear"].trained.linear_answer if "linear" in found else None
+        linear = trained["linear"].trained.linear_answer if "linear" in trained else None
         candidates = []
-        for name, alone in found.items():
+        for name, alone in trained.items():
             left_out = linear.right if linear and name == "linear" else None
             candidates.append(candidate(trainer, name, alone.trained, left_out=left_out))
         expected = self.expected_gain
         right = None
-        is_linear = "labels alone" not in found
+        is_linear = "labels alone" not in trained
         can_repeat = is_linear and linear is not None and len(linear.right) > 0
         if can_repeat and expected > 0 and data.stated is None and cross_validates(trainer):
             right = left_out_with_clients(trainer, folder)
@@ -228,16 +228,16 @@ def left_out_with_clients(trainer: TrainerView, folder: Path) -> Tensor:
     Returns:
         ``(1, labels)``, for the parts of the first cross-validation.
     """
-    own = trainer.local_data(sampling.SERVER)
-    right = torch.zeros(1, len(own.labels), dtype=torch.bool)
-    for seen, left_out in folds(own.labels, 1)[0]:
+    server_data = trainer.local_data(sampling.SERVER)
+    right = torch.zeros(1, len(server_data.labels), dtype=torch.bool)
+    for seen, left_out in folds(server_data.labels, 1)[0]:
         places = torch.from_numpy(left_out)
         trained = trainer.train_beside(str(folder / "left out"), places=torch.from_numpy(seen))
         method = trained.trained
         load_state(method, method.evaluated_model())
         with torch.no_grad():
-            classes = method.eval()(own.plain(own.labeled[places])).argmax(1)
-        right[0, places] = (classes == own.labels[places]).cpu()
+            classes = method.eval()(server_data.plain(server_data.labeled[places])).argmax(1)
+        right[0, places] = (classes == server_data.labels[places]).cpu()
     return right
 
 

@@ -220,8 +220,8 @@ class RoundProgress(FederatedCallback):
         self._seconds.append(metrics["time/round_s"])
         left = fmean(self._seconds) * (trainer.max_rounds - trainer.round_index)
         # Clients without a confident label have not trained yet, and later rounds take longer.
-        least = "at least " if left and metrics.get("client/mask_rate") == 0 else ""
-        self._left = least + tqdm.format_interval(left)
+        prefix = "at least " if left and metrics.get("client/mask_rate") == 0 else ""
+        self._left = prefix + tqdm.format_interval(left)
         self._parts = round_parts(metrics, len(trainer.datamodule.validation_labels))
         self._move(trainer)
         # Without an evaluation most rounds say nothing new.
@@ -258,7 +258,9 @@ class RoundProgress(FederatedCallback):
         if not trainer.log_dir:
             return
         trainer.print(f"run folder: {trainer.log_dir}")
-        answered = any(isinstance(own, LabelsAlone) and own.answer for own in trainer.callbacks)
+        answered = any(
+            isinstance(callback, LabelsAlone) and callback.answer for callback in trainer.callbacks
+        )
         if not (trainer.interrupted or answered):
             folder = FederatedCheckpoint.folder(trainer)
             best = folder / "best.ckpt"

@@ -123,10 +123,12 @@ class PseudoLabelQuality(FederatedCallback):
         """
         unused = clients_left_out(trainer)
         tables = [table for client, table in self._tables.items() if client not in unused]
-        wrong = [found for client, found in self._wrong.items() if client not in unused]
-        own = torch.stack(tables).sum(dim=0).cpu() if tables else None
+        wrong = [counts for client, counts in self._wrong.items() if client not in unused]
+        table_of_rank = torch.stack(tables).sum(dim=0).cpu() if tables else None
         rows = [row for columns in wrong for row in zip(*(c.cpu() for c in columns), strict=True)]
-        parts = trainer.gather((own, [(float(score), *row) for score, *row in rows if score > 0]))
+        parts = trainer.gather(
+            (table_of_rank, [(float(score), *row) for score, *row in rows if score > 0])
+        )
         known = [table for table, _ in parts if table is not None]
         if not known:
             return
@@ -165,8 +167,8 @@ class PseudoLabelQuality(FederatedCallback):
         labels = data.task.classes_of(data.task.hard(pseudo.labels), data.num_classes)
         truth = data.task.classes_of(data.true_labels(indices), data.num_classes)
         if client not in self._wrong:
-            found = pseudo._replace(labels=labels)
-            self._wrong[client] = _most_wrong(indices, truth, found, data.task.per_pixel)
+            labeled = pseudo._replace(labels=labels)
+            self._wrong[client] = _most_wrong(indices, truth, labeled, data.task.per_pixel)
         truth, labels = truth.flatten(), labels.flatten()
         mask = pseudo.mask.flatten().double()
         table = _table(truth, labels, mask, len(data.strata_names))

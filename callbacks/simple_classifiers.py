@@ -43,13 +43,13 @@ def trees(data: FederatedDataModule) -> list[Candidate]:
     Returns:
         None for more than :data:`~lightning_fedssl.models.head.MOST_VALUES` numbers.
     """
-    own = data.local_data(sampling.SERVER, 1)
-    labels = own.labels.cpu()
+    server_data = data.local_data(sampling.SERVER, 1)
+    labels = server_data.labels.cpu()
     if len(labels) * math.prod(data.in_shape) > MOST_VALUES:
         return []
     from sklearn.ensemble import ExtraTreesClassifier
 
-    rows = _rows(own.plain(own.labeled))
+    rows = _rows(server_data.plain(server_data.labeled))
     tested = torch.cat([x for x, _ in data.evaluation_batches("test")])
     fitted = ExtraTreesClassifier(100, random_state=0).fit(rows, labels)
     return [

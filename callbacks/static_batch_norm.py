@@ -94,10 +94,10 @@ class StaticBatchNorm(FederatedCallback):
         self, trainer: TrainerView, algorithm: FederatedAlgorithm
     ) -> None:
         """Warn if the network has no static batch norm, and refuse a personal one."""
-        own = [name for name in algorithm.personal if name.endswith(".running_mean")]
-        if own and has_static_batch_norm(algorithm):
+        personal_means = [name for name in algorithm.personal if name.endswith(".running_mean")]
+        if personal_means and has_static_batch_norm(algorithm):
             raise ValueError(
-                f"model.personal: {own[0]} is measured on all clients' images: take "
+                f"model.personal: {personal_means[0]} is measured on all clients' images: take "
                 "model.network.norm batch"
             )
         if trainer.is_global_zero and not has_static_batch_norm(algorithm):
@@ -135,8 +135,8 @@ class StaticBatchNorm(FederatedCallback):
         self.held = self.measured
 
     def _refresh(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
-        wanted = (algorithm.server.version, self.source)
-        if self.measured == wanted or not has_static_batch_norm(algorithm):
+        version = (algorithm.server.version, self.source)
+        if self.measured == version or not has_static_batch_norm(algorithm):
             return
         load_state(algorithm, algorithm.server.model())
         with trainer.fabric.autocast():
@@ -144,7 +144,7 @@ class StaticBatchNorm(FederatedCallback):
         for name, (mean, variance) in statistics.items():
             algorithm.server.buffers[f"{name}.running_mean"].copy_(mean)
             algorithm.server.buffers[f"{name}.running_var"].copy_(variance)
-        self.measured = wanted
+        self.measured = version
 
     def _statistics(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> Statistics:
         if self.source == "moments":
@@ -171,9 +171,9 @@ class StaticBatchNorm(FederatedCallback):
         """The moments of all batches of indices, which are divided among the ranks; they are
         bitwise those of one rank.
         """
-        own = batches[trainer.global_rank :: trainer.world_size]
+        of_this_rank = batches[trainer.global_rank :: trainer.world_size]
         data = trainer.local_data(sampling.SERVER)
-        measured = batch_moments(algorithm, map(data.plain, own))
+        measured = batch_moments(algorithm, map(data.plain, of_this_rank))
         if trainer.world_size == 1:
             return measured
         ranks = trainer.gather(move_data_to_device(measured, torch.device("cpu")))
@@ -196,12 +196,12 @@ class StaticBatchNorm(FederatedCallback):
         parties = range(sampling.SERVER, trainer.datamodule.num_clients)
         weights = add_prefix("for statistics ", sizes_of(algorithm.server.parameters))
         mine = {}
-        own = parties[trainer.global_rank :: trainer.world_size]
-        clients = [party for party in own if party != sampling.SERVER]
+        of_this_rank = parties[trainer.global_rank :: trainer.world_size]
+        clients = [party for party in of_this_rank if party != sampling.SERVER]
         for client in algorithm.federation.reachable(clients):
             self._transfer(trainer, client, "down", weights)
         lost = set(filter(trainer.drops_out, clients))
-        present = [party for party in own if party not in lost]
+        present = [party for party in of_this_rank if party not in lost]
         for party, moments in algorithm.federation.moments(present, self.batch_size):
             if moments:
                 mine[party] = moments
@@ -237,7 +237,11 @@ def _sizes_of_moments(moments: LayerMoments) -> Sizes:
     A count has 8 bytes. A client with too few images has no moments.
     """
     sizes: Sizes = {}
-    for layer, found in moments.items():
-        parts = {"count": 8, "mean": found.mean.nbytes, "variance": found.variance.nbytes}
+    for layer, layer_moments in moments.items():
+        parts = {
+            "count": 8,
+            "mean": layer_moments.mean.nbytes,
+            "variance": layer_moments.variance.nbytes,
+        }
         sizes |= {f"moments.{layer}.{part}": size for part, size in parts.items()}
     return sizes

@@ -214,10 +214,10 @@ class CBAFed(FederatedAlgorithm):
     def connect(self) -> None:
         """The weights become ``(4 r + w) / 5``, and so does r."""
         record = tensors_of(self.record["network"])
-        for name, own in tensors_of(self.network).items():
-            if own.is_floating_point():
-                own.copy_((4 * record[name] + own) / 5)
-                record[name].copy_(own)
+        for name, tensor in tensors_of(self.network).items():
+            if tensor.is_floating_point():
+                tensor.copy_((4 * record[name] + tensor) / 5)
+                record[name].copy_(tensor)
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
         """The last residual connection of a labelled client, in the tensors of the update."""

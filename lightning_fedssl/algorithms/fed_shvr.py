@@ -164,8 +164,10 @@ class FedSHVR(PairedBatches):
         alpha0 = self.ramp.values(data.round, self.client_epochs, steps).to(
             data.images.device, data.dtype, non_blocking=True
         )
-        own = self.control(data.party)
-        control_variate = map_values(lambda d: d.to(data.images.device, non_blocking=True), own)
+        control_variate_cpu = self.control(data.party)
+        control_variate = map_values(
+            lambda d: d.to(data.images.device, non_blocking=True), control_variate_cpu
+        )
         pseudo = self._labels_of_round(data)
 
         def beside(rows: Tensor, step: Tensor) -> Batch:
@@ -307,7 +309,7 @@ class FedSHVR(PairedBatches):
             mean_step: ``(theta - theta') / tau_bar``, on the CPU.
         """
         lr = self.current_round.client_lr
-        own = self.clients.get(client, "mean_step")
-        change = map_values(lambda step, mean: (mean - step) / lr, own, mean_step)
+        client_step = self.clients.get(client, "mean_step")
+        change = map_values(lambda step, mean: (mean - step) / lr, client_step, mean_step)
         self.clients.put(client, "control", map_values(torch.add, change, self.control(client)))
         self.clients.put(client, "mean_step", {})

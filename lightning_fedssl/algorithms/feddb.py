@@ -161,13 +161,15 @@ class FedDB(ServerPhases):
         """
         if not self.debias_weights:
             return super().accumulate(updates)
-        drawn = [update.to(self.prior.get_buffer("p_s").device, copy=True) for update in updates]
+        on_device = [
+            update.to(self.prior.get_buffer("p_s").device, copy=True) for update in updates
+        ]
         total = WeightedSum()
-        if drawn:
+        if on_device:
             weights = unbiased_weights(
-                torch.stack([update.payload["p_s"] for update in drawn]).cpu()
+                torch.stack([update.payload["p_s"] for update in on_device]).cpu()
             )
-            for update, weight in zip(drawn, weights.tolist(), strict=True):
+            for update, weight in zip(on_device, weights.tolist(), strict=True):
                 total.add(update.model(), weight)
         return {"model": total}
 

@@ -238,8 +238,8 @@ class FedMatch(_TrainsDecomposed):
         for client in cohort:
             if client in embeddings:
                 others = [other for other in embeddings if other != client]
-                own = embeddings[client]
-                others.sort(key=lambda other: float((embeddings[other] - own).norm()))
+                embedding = embeddings[client]
+                others.sort(key=lambda other: float((embeddings[other] - embedding).norm()))
                 nearest = others[: self.helpers]
                 chosen[client] = [self.clients.get(other, "psi") for other in nearest]
         return chosen
@@ -273,8 +273,8 @@ class FedMatch(_TrainsDecomposed):
             order += [(work, step) for work in (labeled, unlabeled) if step < work.num_steps]
 
         def batch(step: int) -> Batch:
-            work, place = order[step]
-            return add_rate(work.batch(place), rate)
+            work, index = order[step]
+            return add_rate(work.batch(index), rate)
 
         return LocalWork(len(data.labeled) + len(data.unlabeled), len(order), batch)
 
@@ -333,14 +333,16 @@ class FedMatch(_TrainsDecomposed):
         sigma, psi = self.network.parts()
         sigma = map_values(Tensor.detach, sigma)
         logits = self.network.logits(batch["u"], sigma, psi)
-        own = pseudo_label(logits.detach(), self.threshold)
-        self.log("client/mask_rate", own.mask.double().mean(), batch_size=len(own.mask))
+        pseudo = pseudo_label(logits.detach(), self.threshold)
+        self.log("client/mask_rate", pseudo.mask.double().mean(), batch_size=len(pseudo.mask))
         helpers = batch.get("helpers")
-        labels = own.labels if helpers is None else agreement(own.labels, helpers)
+        labels = pseudo.labels if helpers is None else agreement(pseudo.labels, helpers)
         strong = self.network.logits(batch["u_strong"], sigma, psi)
-        loss = self.agreement_weight * masked_mean(self.task.entry_losses(strong, labels), own.mask)
+        loss = self.agreement_weight * masked_mean(
+            self.task.entry_losses(strong, labels), pseudo.mask
+        )
         if helpers is not None:
-            loss = loss + self.consistency_weight * helper_divergence(logits, helpers, own.mask)
+            loss = loss + self.consistency_weight * helper_divergence(logits, helpers, pseudo.mask)
         return loss + decomposition_penalty(sigma, psi, self.l1_weight, self.l2_weight)
 
     # Step 3: a client uploads what has changed.
@@ -664,9 +666,9 @@ def decomposition_penalty(sigma: State, psi: State, l1_weight: float, l2_weight:
         l2_weight: lambda_L2.
     """
     terms = []
-    for name, own in psi.items():
-        distance = (sigma[name] - own).square().sum()
-        terms.append(l1_weight * own.abs().sum() + l2_weight * distance)
+    for name, tensor in psi.items():
+        distance = (sigma[name] - tensor).square().sum()
+        terms.append(l1_weight * tensor.abs().sum() + l2_weight * distance)
     return added(terms)
 
 

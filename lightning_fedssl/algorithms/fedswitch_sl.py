@@ -97,14 +97,14 @@ class FedSwitchSL(SplitTraining):
         """Features of the weak view, computed in evaluation mode by the bottom of the model that
         labels.
         """
-        own = self.teacher_bottom
+        bottom = self.teacher_bottom
         by_teacher = batch["by_teacher"][0] > 0
         source = map_values(
             lambda teacher, student: torch.where(by_teacher, teacher, student),
-            tensors_of(own),
+            tensors_of(bottom),
             tensors_of(self.network.bottom),
         )
-        features: Tensor = functional_call(own, source, batch["x_weak"])
+        features: Tensor = functional_call(bottom, source, batch["x_weak"])
         return features
 
     def client_features(self, batch: Batch, batch_idx: int) -> State:

@@ -147,17 +147,17 @@ class ProxyFL(ReceivedModelLabels):
         labeled = len(batch["x"])
         unlabeled = len(batch["x_weak"])
         features, logits = self.features_and_logits(images)
-        known, own, strong = logits.split([labeled, unlabeled, unlabeled])
+        of_labeled, weak, strong = logits.split([labeled, unlabeled, unlabeled])
         with torch.no_grad():
             received = self.received["network"](images[: labeled + unlabeled])
             received = at_least_float32(received).softmax(dim=-1)
         confidence, classes = received.max(dim=-1)
         confident = confidence >= self.threshold
-        mask = confident[labeled:] | pseudo_label(own.detach(), self.threshold).mask
+        mask = confident[labeled:] | pseudo_label(weak.detach(), self.threshold).mask
         pseudo = PseudoLabels(classes[labeled:], confidence[labeled:], mask)
         self.log("client/mask_rate", mask.double().mean(), batch_size=unlabeled)
         self.count(batch, pseudo)
-        loss = self.labeled_weight * self.labeled_loss(known, batch["y"])
+        loss = self.labeled_weight * self.labeled_loss(of_labeled, batch["y"])
         loss = loss + self.unlabeled_weight * consistency_loss(strong, pseudo)
         if self.contrastive_weight:
             contrast = indecisive_categories_loss(

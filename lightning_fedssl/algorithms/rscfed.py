@@ -165,8 +165,8 @@ class RSCFed(FederatedAlgorithm):
         student = tensors_of(self.network)
         changing = tensors_that_change(self.teacher["network"])
         for name in changing.keys() & dict(self.network.named_parameters()).keys():
-            own = changing[name]
-            own.copy_(decay * own + (1 - decay) * student[name])
+            tensor = changing[name]
+            tensor.copy_(decay * tensor + (1 - decay) * student[name])
         steps.add_(1)
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
@@ -185,27 +185,27 @@ class RSCFed(FederatedAlgorithm):
         twice.
         """
         device = self.teacher.get_buffer("steps").device
-        drawn = [update.to(device, copy=True) for update in updates]
-        models = [update.model() for update in drawn]
+        on_device = [update.to(device, copy=True) for update in updates]
+        models = [update.model() for update in on_device]
         total = WeightedSum()
-        for model, weight in zip(models, self.consensus_weights(drawn, models), strict=True):
+        for model, weight in zip(models, self.consensus_weights(on_device, models), strict=True):
             total.add(model, weight)
         return {"model": total}
 
     def consensus_weights(
-        self, drawn: Sequence[ClientUpdate], models: Sequence[State]
+        self, updates: Sequence[ClientUpdate], models: Sequence[State]
     ) -> list[float]:
         """The weights of the drawn clients: ``n_i exp(-beta distance_i / n_i)``, which sum to 1.
 
         Args:
-            drawn: The updates.
+            updates: The updates.
             models: Their weights and buffers.
         """
-        if not drawn:
+        if not updates:
             return []
-        images = torch.tensor([update.num_samples for update in drawn], dtype=torch.float64)
+        images = torch.tensor([update.num_samples for update in updates], dtype=torch.float64)
         factor = torch.tensor(
-            [self.labeled_factor if update.payload else 1.0 for update in drawn],
+            [self.labeled_factor if update.payload else 1.0 for update in updates],
             dtype=torch.float64,
         )
         first = WeightedSum()
@@ -215,7 +215,7 @@ class RSCFed(FederatedAlgorithm):
         norms = torch.zeros_like(images)
         for place, model in enumerate(models):
             norms[place] = sum(float((model[name] - t).norm()) for name, t in mean.items())
-        has_labels = any(update.payload for update in drawn)
+        has_labels = any(update.payload for update in updates)
         scale = self.labeled_distance_scale if has_labels else self.distance_scale
         exponents = -scale * norms / images
         return torch.softmax(exponents + (images * factor.square()).log(), dim=0).tolist()

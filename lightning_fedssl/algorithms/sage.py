@@ -88,11 +88,18 @@ def corrected_labels(
     Returns:
         Probabilities ``(n, classes)``, the larger confidence, and whether it is at least tau.
     """
-    own = pseudo_label(logits, threshold)
-    other = pseudo_label(received, threshold)
-    share = torch.exp(-kappa * (own.confidence - other.confidence).abs()) * own.mask
-    y_own, y_other = (F.one_hot(labels, logits.shape[-1]) for labels in (own.labels, other.labels))
+    of_client = pseudo_label(logits, threshold)
+    of_global_model = pseudo_label(received, threshold)
+    share = (
+        torch.exp(-kappa * (of_client.confidence - of_global_model.confidence).abs())
+        * of_client.mask
+    )
+    y_own, y_other = (
+        F.one_hot(labels, logits.shape[-1]) for labels in (of_client.labels, of_global_model.labels)
+    )
     target = share.unsqueeze(-1) * y_own + (1 - share).unsqueeze(-1) * y_other
     return PseudoLabels(
-        target, torch.maximum(own.confidence, other.confidence), own.mask | other.mask
+        target,
+        torch.maximum(of_client.confidence, of_global_model.confidence),
+        of_client.mask | of_global_model.mask,
     )

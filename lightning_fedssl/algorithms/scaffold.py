@@ -71,8 +71,10 @@ class SCAFFOLD(FedAvg):
     def variate(self, client: int) -> State:
         """c_i, by the names of the weights: 0 before the client's first round."""
         c = self.server.extra["c"]
-        own = self.clients.get(client, "c")
-        return {name: own[name].to(t) if own else torch.zeros_like(t) for name, t in c.items()}
+        stored = self.clients.get(client, "c")
+        return {
+            name: stored[name].to(t) if stored else torch.zeros_like(t) for name, t in c.items()
+        }
 
     def download_sizes(self, client: int, received: State) -> Sizes:
         """The broadcast, and c."""
@@ -86,9 +88,9 @@ class SCAFFOLD(FedAvg):
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
         """Store ``c_i'``, and send ``c_i' - c_i = (x - y) / (K eta_l) - c``."""
-        own = self.variate(update.client)
+        c_i = self.variate(update.client)
         change = self.change_of(update)
-        self.clients.put(update.client, "c", map_values(torch.add, own, change))
+        self.clients.put(update.client, "c", map_values(torch.add, c_i, change))
         return replace(update, payload=add_prefix("c.", change))
 
     def change_of(self, update: ClientUpdate) -> State:

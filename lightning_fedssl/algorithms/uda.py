@@ -72,8 +72,8 @@ class UDA(FixMatch):
         """The mean cross-entropy of the images whose probability is below the threshold; 0 if there
         is none.
         """
-        found, chance = self.task.true_probability(logits.detach(), labels)
-        used = (found <= self.released * (1 - chance) + chance) & self.task.known(labels)
+        p, chance = self.task.true_probability(logits.detach(), labels)
+        used = (p <= self.released * (1 - chance) + chance) & self.task.known(labels)
         return masked_mean(self.task.labeled_losses(logits, labels), used)
 
     def label(self, logits: Tensor, x_weak: Tensor, shift: Tensor | float = 0.0) -> PseudoLabels:

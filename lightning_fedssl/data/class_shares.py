@@ -228,18 +228,18 @@ def read_row(
             f"{shortened(', '.join(class_names))}"
         )
     rough = rough or any(map(_ABOUT.match, texts.values()))
-    found = {name: _number(text, f"{where}{name}") for name, text in texts.items()}
-    total = math.fsum(found.values())
-    absent = [name for name in class_names if name not in found]
+    share_of = {name: _number(text, f"{where}{name}") for name, text in texts.items()}
+    total = math.fsum(share_of.values())
+    absent = [name for name in class_names if name not in share_of]
     counted = all(text.isdecimal() for text in texts.values()) and total > 1 and not absent
     if absent and 0 < total < 1:
-        found |= dict.fromkeys(absent, (1 - total) / len(absent))
+        share_of |= dict.fromkeys(absent, (1 - total) / len(absent))
     elif absent or not (counted or abs(total - 1) <= (0.4 if rough else 0.05)):
         raise ValueError(
             f"{KEY}: {where}the shares are {total:.3g} together; they should be 1 (or counts of "
             "samples: whole numbers, one for each class)"
         )
-    shares = np.array([found[name] for name in class_names])
+    shares = np.array([share_of[name] for name in class_names])
     sureness = counted_sureness(total, len(shares)) if counted else 1.0
     return _made(shares + 0.5 * counted, ROUGH if rough else sureness)
 
@@ -303,13 +303,13 @@ def true_counts(
     Raises:
         ValueError: If nobody knows the classes.
     """
-    own = labels[clients[client].unlabeled].cpu()
-    if (own < 0).any():
+    client_labels = labels[clients[client].unlabeled].cpu()
+    if (client_labels < 0).any():
         raise ValueError(
             f"{KEY}: of: sites needs data of which all classes are known, for a simulation; state "
             "the shares of each site, or in a deployment let its node state them (class-shares)"
         )
-    return np.asarray(own.bincount(minlength=num_classes).numpy(), dtype=np.int64)
+    return np.asarray(client_labels.bincount(minlength=num_classes).numpy(), dtype=np.int64)
 
 
 _NO_VALUE = {word.lower() for word in MISSING}
@@ -323,8 +323,8 @@ def _number(text: str, where: str) -> float:
     """
     body = _ABOUT.sub("", text, count=1).strip()
     try:
-        if found := _FRACTION.fullmatch(body):
-            return _COUNTS[found[1] or ""] / _PARTS[found[2]]
+        if match := _FRACTION.fullmatch(body):
+            return _COUNTS[match[1] or ""] / _PARTS[match[2]]
         value = float(body[:-1]) / 100 if body.endswith("%") else float(Fraction(body))
     except (ValueError, ZeroDivisionError):
         value = math.nan

@@ -350,8 +350,8 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
             ValueError: If the setting does not fit the data set; the message names the key.
         """
         seed = sampling.global_seed()
-        wanted = {"seed": seed, **{name: getattr(self, name) for name in _OF_SETUP}}
-        if getattr(self, "_set_up_with", None) == wanted:
+        requested = {"seed": seed, **{name: getattr(self, name) for name in _OF_SETUP}}
+        if getattr(self, "_set_up_with", None) == requested:
             return
         name = self.spec.name if self.source is None else type(self.source).__name__
         loaded = check_loaded(LoadedData(*self._load()), name, self.task)
@@ -378,7 +378,7 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         if self.backbone is not None:
             self._replace_by_features()
         self.seed = seed
-        self._set_up_with = wanted
+        self._set_up_with = requested
 
     def _load(self) -> tuple[Any, ...]:
         """Specification, training and test split and, if there are some, validation images."""
@@ -453,8 +453,8 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         )
         self._clients = split.client_list
         self._server = split.server_labeled
-        held = [self._clients.labeled.values, self._clients.unlabeled.values]
-        self._pool = torch.cat(held).sort().values
+        assigned = [self._clients.labeled.values, self._clients.unlabeled.values]
+        self._pool = torch.cat(assigned).sort().values
         self._outside_server = used.index_fill(0, self._server, False).nonzero().flatten()
         self._read_shares()
 
@@ -484,14 +484,14 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         self.own_data_hash()  # of the samples themselves
         used = torch.cat([self._outside_server, self._server, self._validation]).unique()
         used = used[used < len(self._train.images)]  # a server of other machines has its own alone
-        found = self.inputs.extractor(self._train.images[used], augmented=True)
-        features = torch.zeros(len(self._train.images), *found.shape[1:])
-        features[used] = found
+        of_used = self.inputs.extractor(self._train.images[used], augmented=True)
+        features = torch.zeros(len(self._train.images), *of_used.shape[1:])
+        features[used] = of_used
         self._train = replace(self._train, images=features)
         self._test = self._with_features(self._test)
         if self._own_validation is not None:
             self._own_validation = self._with_features(self._own_validation)
-        self.inputs = replace(self.inputs, moments=measure(found[:, 0]))
+        self.inputs = replace(self.inputs, moments=measure(of_used[:, 0]))
 
     def _with_features(self, split: ImageSplit) -> ImageSplit:
         """A split with plain features for its samples."""
@@ -514,10 +514,10 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         Args:
             places: Their places among the server's.
         """
-        some = copy.copy(self)
-        some._server = self._server[places]
-        some.split = replace(self.split, server_labeled=some._server)
-        return some
+        subset = copy.copy(self)
+        subset._server = self._server[places]
+        subset.split = replace(self.split, server_labeled=subset._server)
+        return subset
 
     def local_data(
         self, party: int, round_index: int, dtype: torch.dtype = torch.float32
@@ -687,13 +687,13 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         key and the remedy for each.
         """
         rows = "data.dataset: {} of all clients' rows; give columns of numbers without empty cells."
-        found = [rows.format(words) for words in self.spec.fitted]
+        constants = [rows.format(words) for words in self.spec.fitted]
         if self.normalize is True and (self.spec.measured or self.backbone is not None):
-            found.append(
+            constants.append(
                 "data.normalize: mean and deviation are those of all clients' samples; give public "
                 "{mean: [...], std: [...]} (of a backbone's features there are none), or false."
             )
-        return found
+        return constants
 
 
 def require_federated(datamodule: object) -> None:

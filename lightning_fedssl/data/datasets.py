@@ -308,10 +308,10 @@ def is_fifth(labels: NDArray[Any]) -> NDArray[np.bool_]:
     Args:
         labels: ``(N,)``, in the order of the samples; below 0 for none.
     """
-    found = np.zeros(len(labels), dtype=bool)
+    is_test = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels[labels >= 0]):
-        found[np.flatnonzero(labels == label)[4::5]] = True
-    return found
+        is_test[np.flatnonzero(labels == label)[4::5]] = True
+    return is_test
 
 
 @functools.cache

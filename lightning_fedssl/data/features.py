@@ -74,28 +74,30 @@ class FeatureExtractor:
         if self.cache_dir is None or not len(samples):
             return self._computed(samples, augmented)
         name = f"features_{self._name(samples, augmented)}"
-        some = samples[:_PROBED]
-        wanted = self._all_views(some, sampling.sample_keys(0, len(some)), augmented)
+        probe = samples[:_PROBED]
+        expected = self._all_views(probe, sampling.sample_keys(0, len(probe)), augmented)
         for number in count():
             file = Path(self.cache_dir, f"{name}_{number}.npy")
             is_new = not file.exists()
             write_once(file, lambda new: np.save(new, self._computed(samples, augmented).numpy()))
-            found = torch.from_numpy(np.load(file))
-            first = found[:_PROBED]
+            features = torch.from_numpy(np.load(file))
+            first = features[:_PROBED]
             # Not in the name: last digits differ with the number of threads.
-            least = 1e-4 * float(wanted.abs().max())
-            same = wanted.shape == first.shape and torch.allclose(wanted, first, 1e-3, least)
+            tolerance = 1e-4 * float(expected.abs().max())
+            same = expected.shape == first.shape and torch.allclose(
+                expected, first, 1e-3, tolerance
+            )
             if same or is_new:
-                return found
+                return features
         raise AssertionError("count() never ends")
 
     def _name(self, samples: Tensor, augmented: bool) -> str:
         """A hash of the samples, of the views of some of them, and of a backbone's weights."""
-        some = samples[:_PROBED]
-        keys = sampling.sample_keys(0, len(some))
+        probe = samples[:_PROBED]
+        keys = sampling.sample_keys(0, len(probe))
         tensors = [samples]
         for view in (self.views.plain, self.views.weak, self.views.strong):
-            tensors.append(view(some, keys))
+            tensors.append(view(probe, keys))
         if isinstance(self.backbone, torch.nn.Module):
             tensors += dict(sorted(self.backbone.state_dict().items())).values()
         return hash_of(tensors, repr((tuple(samples.shape), self.counts, augmented)))[:32]

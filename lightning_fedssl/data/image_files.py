@@ -84,11 +84,11 @@ def _fingerprint(paths: Sequence[str | Path], in_shape: tuple[int, ...]) -> str:
     """
     digest = hashlib.sha256(repr((in_shape, "upright on white")).encode())
     for path in paths:
-        known: tuple[int, ...] = ()
+        size_and_time: tuple[int, ...] = ()
         with suppress(OSError):  # a missing file is refused when it is read
             status = os.stat(path)
-            known = status.st_size, status.st_mtime_ns
-        digest.update(repr((os.path.abspath(path), known)).encode())
+            size_and_time = status.st_size, status.st_mtime_ns
+        digest.update(repr((os.path.abspath(path), size_and_time)).encode())
     return digest.hexdigest()[:32]
 
 
@@ -110,8 +110,10 @@ def image_files(
     from PIL import Image
 
     left_out = Counter() if left_out is None else left_out
-    known = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
-    found = []
+    suffixes = {
+        suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN
+    }
+    paths = []
     read = {root.resolve(), *root.resolve().parents}
     for folder, below, names in os.walk(root, followlinks=True):
         inside = [Path(folder, name) for name in below]
@@ -119,17 +121,17 @@ def image_files(
         for name in filter(_is_visible, sorted(names)):
             path = Path(folder, name)
             ending = path.suffix.lower()
-            if ending in known and not _THUMBNAILS.fullmatch(path.stem):
-                found.append(path)
+            if ending in suffixes and not _THUMBNAILS.fullmatch(path.stem):
+                paths.append(path)
             else:
-                left_out["thumbnails" if ending in known else ending or "no ending"] += 1
-    if not found:
+                left_out["thumbnails" if ending in suffixes else ending or "no ending"] += 1
+    if not paths:
         problem = "holds no image file" if root.is_dir() else "does not exist"
         raise FileNotFoundError(
             f"{key}: the folder {str(root)!r} {problem}; give a folder of images"
             f"{described(left_out)}"
         )
-    return sorted(found)
+    return sorted(paths)
 
 
 LINKS = "links to folders above or read already"
@@ -159,9 +161,11 @@ def _entered(
 
 def described(left_out: Counter[str]) -> str:
     """What is left out, with the remedy, as the end of a sentence; empty if nothing is."""
-    found = left_out.most_common(6)
-    counts = ", ".join(f"{what} ({count})" for what, count in found)
-    hint = f"; {_CONVERT}" if any(what.startswith((".", "no ending")) for what, _ in found) else ""
+    commonest = left_out.most_common(6)
+    counts = ", ".join(f"{what} ({count})" for what, count in commonest)
+    hint = (
+        f"; {_CONVERT}" if any(what.startswith((".", "no ending")) for what, _ in commonest) else ""
+    )
     return f"; left out: {counts}{hint}" if counts else ""
 
 

@@ -54,8 +54,8 @@ def rehearse(
             outputs.append(network(x))
             scores.update(outputs[-1], y)
         scores.compute(lambda value: [value])
-    found = torch.cat(outputs)
-    if task.is_share and found.min() > 0 and found.max() < 1:
+    predictions = torch.cat(outputs)
+    if task.is_share and predictions.min() > 0 and predictions.max() < 1:
         _log.warning(
             "model.network: all outputs of the new network are between 0 and 1, as those of a "
             "Softmax or Sigmoid: leave such a last layer out, because the loss has it"

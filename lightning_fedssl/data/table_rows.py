@@ -38,8 +38,8 @@ def inputs_of_numbers(column: str, numbers: Any) -> list[Input]:
         column: Its name.
         numbers: Those of the training rows, NaN for none.
     """
-    known = numbers[~np.isnan(numbers)]
-    return [{"column": column, "fill": float(np.median(known)) if len(known) else 0.0}]
+    present = numbers[~np.isnan(numbers)]
+    return [{"column": column, "fill": float(np.median(present)) if len(present) else 0.0}]
 
 
 def inputs_of_words(column: str, cells: Any) -> list[Input]:

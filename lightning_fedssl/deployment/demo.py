@@ -70,8 +70,10 @@ class LocalFederation:
         """
         link = f"127.0.0.1:{self.port}"
         ca = str(self.folder / "ca.crt")
-        own = ["--port", str(free_port()), "--node-config", node_config]
-        self.start(name, "flower-supernode", "--root-certificates", ca, "--superlink", link, *own)
+        options = ["--port", str(free_port()), "--node-config", node_config]
+        self.start(
+            name, "flower-supernode", "--root-certificates", ca, "--superlink", link, *options
+        )
 
     def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         """Start a process."""

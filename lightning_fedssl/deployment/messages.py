@@ -74,8 +74,8 @@ def read_answer(
         if answer.has_error():
             raise MessageError(f"failed: {printable(answer.error.reason)}")
         content = answer.content
-        found = list(map(content.config_records["values"].get, numbers))
-        for name, number in zip(numbers, found, strict=True):
+        values = list(map(content.config_records["values"].get, numbers))
+        for name, number in zip(numbers, values, strict=True):
             if type(number) is not int or not 0 <= number <= LARGEST:
                 raise MessageError(f"its value {name!r} is {printable(number)}")
         sums = content.metric_records.get("scalars", {})
@@ -86,7 +86,7 @@ def read_answer(
                 "missing"
             )
         tensors = {name: _tensor(name, array, expected[name]) for name, array in arrays.items()}
-        return found, tensors, {name: _pair(name, sums[name]) for name in scalars if name in sums}
+        return values, tensors, {name: _pair(name, sums[name]) for name in scalars if name in sums}
     except MessageError:
         raise
     except Exception as error:  # a node may send anything
@@ -109,8 +109,8 @@ def _tensor(name: str, array: Array, expected: Tensor) -> Tensor:
     start = max(0, len(array.data) - expected.nbytes)
     text = f"{{'descr': {kind.str!r}, 'fortran_order': False, 'shape': {tuple(expected.shape)}, }}"
     header = rb"\x93NUMPY[\x01\x02]\x00.{2,4}" + re.escape(text.encode()) + rb" {0,99}\n"
-    known = (array.dtype, tuple(array.shape)) == (kind.name, tuple(expected.shape))
-    if not known or not re.fullmatch(header, array.data[:start], re.DOTALL):
+    as_expected = (array.dtype, tuple(array.shape)) == (kind.name, tuple(expected.shape))
+    if not as_expected or not re.fullmatch(header, array.data[:start], re.DOTALL):
         raise MessageError(
             f"{name!r} of its tensors is {printable(array.dtype)} "
             f"{printable(tuple(array.shape[:9]))} in {len(array.data)} bytes instead of "
@@ -155,12 +155,12 @@ def unpack_moments(tensors: State, of_two: Mapping[str, Moments], images: int) -
     """
     if bool(tensors) != (images >= 2):
         raise MessageError(f"it has {'no ' * (not tensors)}moments of {images} images")
-    found = {}
+    moments = {}
     for layer, two in of_two.items() if tensors else ():
         count, mean, variance = (tensors[f"moments.{layer}.{part}"] for part in Moments._fields)
         if int(count) * 2 != images * two.count:
             raise MessageError(
                 f"its moments of the layer {layer!r} are not those of {images} images"
             )
-        found[layer] = Moments(int(count), mean.to(two.mean.device), variance.to(two.mean.device))
-    return found
+        moments[layer] = Moments(int(count), mean.to(two.mean.device), variance.to(two.mean.device))
+    return moments

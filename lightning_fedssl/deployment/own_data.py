@@ -96,19 +96,21 @@ class ServerData(FederatedDataModule):
                 "data.class_shares: with --own_data give {of: nodes}: each node states its own, by "
                 "--node-config 'class-shares=\"{yes: 0.2, no: 0.8}\"'"
             )
-        own = self._train.labels
+        server_labels = self._train.labels
         at_server = (rows.available >= 0).nonzero().flatten()
         server = at_server if self.label_location == "server" else at_server[:0]
         clients = []
-        end = len(own)
+        end = len(server_labels)
         for client in range(self.num_clients):
             sizes = self.client_sizes.get(client, (0, 0))
             numbers = torch.arange(end, end + sum(sizes))
             clients.append(ClientIndices(*numbers.split(list(sizes))))
             end += sum(sizes)
-        labels = torch.cat([own, torch.full((end - len(own),), -1)])
+        labels = torch.cat([server_labels, torch.full((end - len(server_labels),), -1)])
         self._train = ImageSplit(self._train.images, labels)
-        used = torch.cat([rows.available >= 0, torch.ones(end - len(own), dtype=torch.bool)])
+        used = torch.cat(
+            [rows.available >= 0, torch.ones(end - len(server_labels), dtype=torch.bool)]
+        )
         self._assign(SplitOverMachines(seed, server, clients), used)
 
 
@@ -189,18 +191,18 @@ class OwnData:
 
 def _read_arrays(path: Path, spec: DatasetSpec) -> Parts:
     """Labelled samples, their labels and unlabelled samples of an ``.npz`` file."""
-    found = load_arrays(str(path), _KEY)
-    if unknown := sorted(found.keys() - {"labeled", "labels", "unlabeled"}):
+    arrays = load_arrays(str(path), _KEY)
+    if unknown := sorted(arrays.keys() - {"labeled", "labels", "unlabeled"}):
         raise ValueError(
             f"{path} has an array {unknown[0]!r}; the arrays are labeled, labels and unlabeled"
         )
-    labels = found.get("labels", np.zeros(0, dtype=np.int64))
+    labels = arrays.get("labels", np.zeros(0, dtype=np.int64))
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise ValueError(
             f"{path}: labels is {labels.dtype} {labels.shape}; give one class number for each "
             "sample"
         )
-    samples = [_as_samples(found, name, path, spec) for name in ("labeled", "unlabeled")]
+    samples = [_as_samples(arrays, name, path, spec) for name in ("labeled", "unlabeled")]
     return samples[0], torch.from_numpy(labels.astype(np.int64)), samples[1]
 
 
@@ -216,12 +218,12 @@ def _as_samples(arrays: Mapping[str, Any], name: str, path: Path, spec: DatasetS
         samples = as_values(as_tensor(array), name, str(path))
         samples = as_pixels({name: samples})[name] if spec.pixels else samples
     if not len(samples) or spec.pixels != (samples.dtype == torch.uint8):
-        wanted = (
+        expected = (
             "pixels from 0 to 255 as uint8"
             if spec.pixels
             else "numbers that are not 8-bit pixels, such as float32"
         )
-        raise ValueError(f"{path}: {name} is {array.dtype}; the app takes {wanted}")
+        raise ValueError(f"{path}: {name} is {array.dtype}; the app takes {expected}")
     return Reading(_KEY).cast({name: samples})[name]
 
 

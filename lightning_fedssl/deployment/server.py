@@ -358,14 +358,14 @@ class DeployedFederation(RunFederation):
         broadcast = self.judge.received[client] = algorithm.broadcast(client)
         counted = algorithm.download_sizes(client, broadcast)
         model = {**algorithm.server.model(), **broadcast}
-        held = set()
+        already_there = set()
         if self._held.get(client) == algorithm.server.version:
-            held = broadcast.keys() - counted.keys()
-        tensors = exclude(model, held)
+            already_there = broadcast.keys() - counted.keys()
+        tensors = exclude(model, already_there)
         result = algorithm.server.extra.get(f"{_RESULT}{order['accepted']}", {})
         new = order["accepted"] < self.run.round.index - 1
         tensors |= {name: t for name, t in result.items() if new or not name.startswith(LAST_ROUND)}
-        return tensors, order | {"holds_weights": bool(held), "result": list(result)}
+        return tensors, order | {"holds_weights": bool(already_there), "result": list(result)}
 
     def _read(
         self, client: int, answer: Message, expected: State, *numbers: str
@@ -376,10 +376,12 @@ class DeployedFederation(RunFederation):
             MessageError: Also if the answer is not of this client in this round.
         """
         scalars = _SCALARS | set(getattr(self.run.algorithm, "client_scalars", ()))
-        found, tensors, sums = read_answer(answer, ["client", "round", *numbers], expected, scalars)
-        if found[:2] != [client, self.run.round.index]:
-            raise MessageError(f"it is of client {found[0]} in round {found[1]}")
-        return found[2:], self.run.fabric.to_device(tensors), sums
+        values, tensors, sums = read_answer(
+            answer, ["client", "round", *numbers], expected, scalars
+        )
+        if values[:2] != [client, self.run.round.index]:
+            raise MessageError(f"it is of client {values[0]} in round {values[1]}")
+        return values[2:], self.run.fabric.to_device(tensors), sums
 
     def _receive(self, client: int, answer: Message) -> ClientUpdate | None:
         """The update of a client, with its state and scalars staged until it is accepted; None if
@@ -531,20 +533,23 @@ def unfinished(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> Path
             ) from None
         _log.info("a new run begins: there is none below %s", root.resolve())
         return None
-    found = checkpoint_file.load(path)
-    kind = "deployment" if STATE in found["federation"]["extra"] else "simulation"
-    own, saved = f"deployment of {type(algorithm).__name__}", f"{kind} of {found['algorithm']}"
-    if saved != own:
+    checkpoint = checkpoint_file.load(path)
+    kind = "deployment" if STATE in checkpoint["federation"]["extra"] else "simulation"
+    expected = f"deployment of {type(algorithm).__name__}"
+    saved = f"{kind} of {checkpoint['algorithm']}"
+    if saved != expected:
         raise ValueError(
-            f"the newest run below {root}, that of {path}, is a {saved}, so a {own} cannot resume "
-            f"it: {remedy}"
+            f"the newest run below {root}, that of {path}, is a {saved}, so a {expected} cannot "
+            f"resume it: {remedy}"
         )
-    if found["round"] >= trainer.max_rounds and _is_tested(path.parent.with_name("result.json")):
+    if checkpoint["round"] >= trainer.max_rounds and _is_tested(
+        path.parent.with_name("result.json")
+    ):
         private = any(isinstance(rule, CentralDP) for rule in trainer.updates)
         budget = ", which spends a privacy budget of its own" if private else ""
         _log.info("a new run begins%s: that of %s has finished", budget, path)
         return None
-    _log.info("resuming %s after round %d of %d", path, found["round"], trainer.max_rounds)
+    _log.info("resuming %s after round %d of %d", path, checkpoint["round"], trainer.max_rounds)
     return path
 
 

@@ -165,8 +165,8 @@ class Report:
         """
         if not self._outcome.exists():
             return None
-        found: dict[str, Any] = torch.load(self._outcome, map_location="cpu", weights_only=True)
-        return found
+        outcome: dict[str, Any] = torch.load(self._outcome, map_location="cpu", weights_only=True)
+        return outcome
 
 
 @contextmanager

@@ -102,17 +102,17 @@ def named_arguments(algorithm: FederatedAlgorithm) -> dict[str, Any]:
     # The checkpoint has the weights, so the file that they started from need not exist any more.
     # Inference needs no optimizer, so functions that make one are left out; a default one that the
     # command line has taken is its name.
-    given = {}
+    arguments = {}
     for name, value in algorithm.hparams.items():
         function = value.func if isinstance(value, partial) else value
         makes_optimizer = name != "network" and inspect.isroutine(function)
         is_default = name.endswith("optimizer") and isinstance(value, str)
         unused = name.startswith("_") or name in ("init_from", "init_except")
         if not (unused or is_default or makes_optimizer):
-            given[name] = value
-    given["task"] = algorithm.task
+            arguments[name] = value
+    arguments["task"] = algorithm.task
     sizes = {"num_classes": algorithm.num_classes, "in_shape": list(algorithm.in_shape or ())}
-    return named_values(given) | sizes
+    return named_values(arguments) | sizes
 
 
 def describe_data(data: FederatedDataModule) -> Description:
@@ -179,10 +179,10 @@ def _describe_backbone(data: FederatedDataModule) -> Description:
 
 def _describe_network(algorithm: FederatedAlgorithm, data: FederatedDataModule) -> Description:
     """The configured network's class and arguments, with those that the data set."""
-    own = named_values(getattr(algorithm.network, "hparams", {}))
+    arguments = named_values(getattr(algorithm.network, "hparams", {}))
     shape = data.task.output_shape(data.num_classes, data.in_shape)
     return {
-        **_named(algorithm.hparams.get("network", algorithm.network_factory), own),
+        **_named(algorithm.hparams.get("network", algorithm.network_factory), arguments),
         "num_classes": shape[0] if data.class_names else None,
         "in_shape": list(data.in_shape) if data.class_names else [],
         **({"out_shape": list(shape)} if data.task.per_pixel else {}),

@@ -67,8 +67,8 @@ def described(network: nn.Module, description: Description) -> bytes:
         network: The network.
         description: What :func:`~lightning_fedssl.export.describe_model` returned.
     """
-    told = exclude(description, ["settings"])
-    return _json({**told, "dtype": dtype_of(network)})
+    public = exclude(description, ["settings"])
+    return _json({**public, "dtype": dtype_of(network)})
 
 
 def _json(values: dict[str, Any]) -> bytes:

@@ -65,24 +65,24 @@ def with_backbone(
     described = dict(description)
     samples = described.pop("backbone")
     head = description["network"]
-    named, own = (select(part, ("class_path", "init_args")) for part in (samples, head))
-    if named["class_path"] is None:
+    of_backbone, of_head = (select(part, ("class_path", "init_args")) for part in (samples, head))
+    if of_backbone["class_path"] is None:
         raise ValueError(
             "export: the backbone has no import path (a lambda, or a network that was built before "
             "the run); give data.backbone as a class, or a function, of a module"
         )
     (width,), in_shape = head["in_shape"], samples["in_shape"]
-    backbone, factory = object_of(named, trust), object_of(own, trust)
+    backbone, factory = object_of(of_backbone, trust), object_of(of_head, trust)
     whole = WithBackbone(backbone, factory, width, head["num_classes"], tuple(in_shape))
     whole.head = network
     for name, values in description["normalization"].items():
         whole.get_buffer(name).copy_(torch.tensor(values))
     # The weights are in the file that is written, so that of the backbone is not needed again.
-    if "weights" in named["init_args"]:
-        named["init_args"] = {**named["init_args"], "weights": None}
+    if "weights" in of_backbone["init_args"]:
+        of_backbone["init_args"] = {**of_backbone["init_args"], "weights": None}
     described["network"] = {
         "class_path": f"{WithBackbone.__module__}.{WithBackbone.__qualname__}",
-        "init_args": {"backbone": named, "head": own, "width": width},
+        "init_args": {"backbone": of_backbone, "head": of_head, "width": width},
         "num_classes": head["num_classes"],
         "in_shape": in_shape,
     }

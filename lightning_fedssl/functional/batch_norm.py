@@ -93,12 +93,12 @@ def average_moments(measured: BatchMoments) -> Statistics:
             "There are no samples to measure batch-norm statistics on: raise data.num_labels, or "
             "take all images of server and clients (StaticBatchNorm, source: moments)."
         )
-    found = {}
+    average = {}
     for name, parts in measured.items():
         if parts:
             means, variances = _stacked(parts)
-            found[name] = means.mean(0), variances.mean(0)
-    return found
+            average[name] = means.mean(0), variances.mean(0)
+    return average
 
 
 def measuring_batches(indices: Tensor, batch_size: int) -> list[Tensor]:

@@ -53,10 +53,10 @@ def doubted_shares(logits: Tensor, shares: Sequence[float], sureness: float) -> 
     Returns:
         ``(classes,)``.
     """
-    own = at_least_float32(logits).double()
-    stated = own.new_tensor(shares).log()
+    at_uniform = at_least_float32(logits).double()
+    stated = at_uniform.new_tensor(shares).log()
     if sureness < 1:
-        stated = sureness * stated + (1 - sureness) * _log_mean(own)
+        stated = sureness * stated + (1 - sureness) * _log_mean(at_uniform)
     return torch.softmax(stated, dim=0).to(at_least_float32(logits).dtype)
 
 

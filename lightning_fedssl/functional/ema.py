@@ -18,10 +18,10 @@ def ema_update(teacher: Mapping[str, Tensor], student: Mapping[str, Tensor], dec
         student: Tensors with at least the same names, of the same shapes.
         decay: From 0, which makes the teacher bitwise equal to the student, to below 1.
     """
-    for name, own in teacher.items():
-        averaged = decay and own.is_floating_point()
+    for name, tensor in teacher.items():
+        averaged = decay and tensor.is_floating_point()
         # Written out, because vmap has no lerp_.
-        own.copy_(decay * own + (1 - decay) * student[name] if averaged else student[name])
+        tensor.copy_(decay * tensor + (1 - decay) * student[name] if averaged else student[name])
 
 
 def warm_decay(step: int, decay: float) -> float:

@@ -37,15 +37,15 @@ def select_names(names: Collection[str], patterns: Sequence[str], key: str) -> s
     """
     selected = set[str]()
     for pattern in patterns:
-        wanted = pattern.removeprefix("!")
-        found = {n for n in names if fnmatchcase(n, wanted) or fnmatchcase(n, f"{wanted}.*")}
-        if not found:
+        glob = pattern.removeprefix("!")
+        matches = {n for n in names if fnmatchcase(n, glob) or fnmatchcase(n, f"{glob}.*")}
+        if not matches:
             layers = [*dict.fromkeys(name.rpartition(".")[0] or name for name in names)]
             raise ValueError(
                 f"{key}: {pattern!r} matches no tensor of the network, which has the layers "
                 f"{listed(layers)}"
             )
-        selected = selected - found if pattern.startswith("!") else selected | found
+        selected = selected - matches if pattern.startswith("!") else selected | matches
     return selected
 
 
@@ -60,12 +60,14 @@ def personal_names(network: nn.Module, patterns: Sequence[str]) -> list[str]:
         ValueError: A pattern matches no name, or no weight would be kept or left to share.
     """
     chosen = select_names(tensors_of(network), patterns, "model.personal") - frozen_names(network)
-    given = ", ".join(patterns)
-    if given and not chosen:
-        raise ValueError(f"model.personal: {given} keeps nothing: name a layer that is trained")
+    listed_patterns = ", ".join(patterns)
+    if listed_patterns and not chosen:
+        raise ValueError(
+            f"model.personal: {listed_patterns} keeps nothing: name a layer that is trained"
+        )
     trained = {name for name, weight in network.named_parameters() if weight.requires_grad}
     if chosen and trained <= chosen:
-        raise ValueError(f"model.personal: {given} leaves no weight to share")
+        raise ValueError(f"model.personal: {listed_patterns} leaves no weight to share")
     return [f"network.{name}" for name in sorted(chosen)]
 
 
@@ -101,20 +103,20 @@ def freeze(network: nn.Module, patterns: Sequence[str], key: str = "freeze") -> 
     for path, layer in list(network.named_modules()):
         prefix = f"{path}." if path else ""
         weights = dict(layer.named_parameters(recurse=False))
-        own = []
+        of_layer = []
         for name, weight in weights.items():
             if prefix + name in chosen or not weight.requires_grad:
                 weight.requires_grad_(False)
-                own.append(name)
+                of_layer.append(name)
         buffers = dict(layer.named_buffers(recurse=False))
-        everything = len(own) == len(weights)
+        everything = len(of_layer) == len(weights)
         if not weights:
             everything = all(prefix + name in chosen for name in buffers)
         if everything and getattr(layer, "running_mean", None) is not None:
-            own += buffers
+            of_layer += buffers
             layer.register_forward_pre_hook(_evaluate)
-        if own:
-            setattr(layer, _MARK, tuple(own))
+        if of_layer:
+            setattr(layer, _MARK, tuple(of_layer))
 
 
 def _evaluate(layer: nn.Module, inputs: Any) -> None:

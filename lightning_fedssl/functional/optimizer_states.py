@@ -27,14 +27,14 @@ def optimizer_state(optimizer: Optimizer) -> State:
     A Python number, such as an own optimizer's count of steps, becomes a tensor, and its key ends
     with its type: ``0.step:int``. Other values are left out.
     """
-    found = {}
+    state = {}
     for i, p in enumerate(weights_of(optimizer)):
         for name, value in optimizer.state.get(p, {}).items():
             if isinstance(value, Tensor):
-                found[f"{i}.{name}"] = value
+                state[f"{i}.{name}"] = value
             elif (kind := type(value).__name__) in _NUMBERS:
-                found[f"{i}.{name}:{kind}"] = torch.tensor(value, dtype=_NUMBERS[kind][1])
-    return found
+                state[f"{i}.{name}:{kind}"] = torch.tensor(value, dtype=_NUMBERS[kind][1])
+    return state
 
 
 def load_optimizer_state(optimizer: Optimizer, state: State) -> None:
@@ -53,9 +53,9 @@ def load_optimizer_state(optimizer: Optimizer, state: State) -> None:
     for key, value in state.items():
         number, name = key.split(".", 1)
         p, group = parameters[int(number)]
-        own, _, kind = name.rpartition(":")
-        if own and kind in _NUMBERS:
-            optimizer.state[p][own] = _NUMBERS[kind][0](value.item())
+        full_name, _, kind = name.rpartition(":")
+        if full_name and kind in _NUMBERS:
+            optimizer.state[p][full_name] = _NUMBERS[kind][0](value.item())
             continue
         # Step counts stay on the CPU, except for kernels that read them on the device.
         on_device = value.dim() or group.get("fused") or group.get("capturable")

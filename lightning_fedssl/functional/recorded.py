@@ -97,8 +97,8 @@ class Recorded:
             except Exception as error:
                 self.give_up(str(error) or type(error).__name__)
                 return self.function(inputs, number)
-        graph, own, values = self.graphs[shapes]
-        torch._foreach_copy_(own, [*inputs.values(), count])
+        graph, static_inputs, values = self.graphs[shapes]
+        torch._foreach_copy_(static_inputs, [*inputs.values(), count])
         graph.replay()
         copies = [torch.empty_like(tensor) for tensor, *_ in values]
         torch._foreach_copy_(copies, [tensor for tensor, *_ in values])
@@ -115,9 +115,9 @@ class Recorded:
                 values = self.function(inputs, count)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-        for found in caught:
-            if self.records and "synchronizing CUDA operation" in str(found.message):
-                self.give_up(f"it reads a value of the GPU ({found.filename}:{found.lineno})")
+        for warning in caught:
+            if self.records and "synchronizing CUDA operation" in str(warning.message):
+                self.give_up(f"it reads a value of the GPU ({warning.filename}:{warning.lineno})")
         return values
 
     def _record(
@@ -125,7 +125,7 @@ class Recorded:
     ) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Values]:
         """The graph, the tensors that it reads, and those that it writes."""
         device = count.device
-        own = map_values(Tensor.clone, inputs)
+        static_inputs = map_values(Tensor.clone, inputs)
         count = count.clone()
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream(device)
@@ -133,10 +133,10 @@ class Recorded:
         with torch.cuda.stream(stream):
             graph.capture_begin()
             try:
-                values = self.function(own, count)
+                values = self.function(static_inputs, count)
             finally:
                 graph.capture_end()
-        return graph, [*own.values(), count], values
+        return graph, [*static_inputs.values(), count], values
 
     def give_up(self, reason: str) -> None:
         """Record no more, here and in other objects for this function, after one warning.

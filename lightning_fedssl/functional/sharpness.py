@@ -31,4 +31,4 @@ def asam_step(weights: State, gradients: State, rho: float, eta: float) -> State
             scale[name] = w.abs() + eta
     scaled = map_values(torch.mul, gradients, scale)
     norm = torch.stack([*map(Tensor.norm, scaled.values())]).norm() + 1e-16
-    return map_values(lambda g, own: own * g * (rho / norm), scaled, scale)
+    return map_values(lambda g, t: t * g * (rho / norm), scaled, scale)

@@ -309,7 +309,7 @@ class Fit(Clock):
         """What Lightning calls in place of the module's own: the sum of the losses of all kinds."""
         method = self.method
         self.batch = batch
-        found = dict[str, Any]()
+        outputs = dict[str, Any]()
         losses = []
         for kind in self.kinds:
             of_kind = batch if len(self.kinds) == 1 else batch[kind]
@@ -318,14 +318,14 @@ class Fit(Clock):
             else:
                 returned = method.network.unlabeled_training_step(of_kind, batch_idx)
             part = loss_of(returned, method.network, f"the step of {kind} batches")
-            found |= returned if isinstance(returned, Mapping) else {}
+            outputs |= returned if isinstance(returned, Mapping) else {}
             losses += [] if part is None else [part]
         if not losses:
             return None
         loss = torch.stack(losses).sum()
         loss = loss if self.server else method.client_loss(loss)
         self.losses.append(loss.detach())
-        return {**found, "loss": loss}
+        return {**outputs, "loss": loss}
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         """Multiply the learning rates by the schedule's factor of the round.
@@ -352,14 +352,16 @@ class Fit(Clock):
     def scalars(self, trainer: Trainer) -> dict[str, float | Tensor]:
         """What the module has logged, the server's after ``server/``; the loss and the rate."""
         prefix = "server/" if self.server else ""
-        found: dict[str, float | Tensor] = (
+        scalars: dict[str, float | Tensor] = (
             {"lr": self.rates[0]} if self.rates and not prefix else {}
         )
-        found |= {prefix + name: value.double() for name, value in trainer.callback_metrics.items()}
+        scalars |= {
+            prefix + name: value.double() for name, value in trainer.callback_metrics.items()
+        }
         if self.losses:
             loss = torch.stack(self.losses).mean(dtype=torch.float64)
-            found[prefix + "loss" if self.server else "client/loss"] = loss
-        return found
+            scalars[prefix + "loss" if self.server else "client/loss"] = loss
+        return scalars
 
     @contextmanager
     def naming_errors(self) -> Iterator[None]:

@@ -65,14 +65,14 @@ class LoaderData(FederatedDataModule):
         """The loaders of a client, or of the server, which may have none."""
         if party == sampling.SERVER:
             name, kind = "server", "labeled"
-            found = {} if self.server is None else self.server
+            loaders = {} if self.server is None else self.server
         else:
             name, kind = f"clients[{party}]", "labeled" if self.server is None else "unlabeled"
-            found = self.clients[party]
-        found = dict(found) if isinstance(found, Mapping) else {kind: found}
-        for kind, loader in found.items():
+            loaders = self.clients[party]
+        loaders = dict(loaders) if isinstance(loaders, Mapping) else {kind: loaders}
+        for kind, loader in loaders.items():
             _check(loader, kind, name)
-        return found
+        return loaders
 
     def setup(self, stage: str | None = None) -> None:
         """Number what clients have: the partition."""

@@ -130,20 +130,22 @@ def _load(network: nn.Module, path: str) -> None:
     """Set a network's tensors to those of a file: by their names, of which it may have a prefix, or
     else by their order.
     """
-    own = network.state_dict()
-    found = read_weights(Path(path).expanduser(), "data.backbone")
-    first = next(iter(own))
-    prefix = min((n.removesuffix(first) for n in found if n.endswith(first)), key=len, default="")
-    named = remove_prefix(prefix, found)
-    found = named if own.keys() <= named.keys() else dict(zip(own, found.values(), strict=False))
-    found = select(found, own)
-    fits = {name for name, tensor in found.items() if tensor.shape == own[name].shape}
-    if wrong := [*exclude(own, fits)]:
+    expected = network.state_dict()
+    weights = read_weights(Path(path).expanduser(), "data.backbone")
+    first = next(iter(expected))
+    prefix = min((n.removesuffix(first) for n in weights if n.endswith(first)), key=len, default="")
+    named = remove_prefix(prefix, weights)
+    if not expected.keys() <= named.keys():
+        named = dict(zip(expected, weights.values(), strict=False))
+    weights = select(named, expected)
+    fits = {name for name, tensor in weights.items() if tensor.shape == expected[name].shape}
+    if wrong := [*exclude(expected, fits)]:
         raise ValueError(
-            f"data.backbone: {path} does not fit the network: {len(wrong)} of {len(own)} tensors "
-            f"are missing or of another shape, such as {wrong[0]}; give the weights of this network"
+            f"data.backbone: {path} does not fit the network: {len(wrong)} of {len(expected)} "
+            f"tensors are missing or of another shape, such as {wrong[0]}; give the weights of "
+            "this network"
         )
-    network.load_state_dict(found)
+    network.load_state_dict(weights)
 
 
 SHORTEST_SERIES = 12

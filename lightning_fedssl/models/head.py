@@ -169,8 +169,10 @@ def best_linear(features: Tensor, labels: Tensor, num_classes: int) -> LinearAns
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # separable classes: the weights need not converge
             for part in parts:
-                found = cross_val_predict(model, rows, y, cv=part, method="decision_function")
-                left_out.append(torch.from_numpy(_of_both(found[None]).T if is_binary else found))
+                predictions = cross_val_predict(model, rows, y, cv=part, method="decision_function")
+                left_out.append(
+                    torch.from_numpy(_of_both(predictions[None]).T if is_binary else predictions)
+                )
             model.fit(rows, y)
         places = torch.from_numpy(np.searchsorted(present, y))
         factor = 0.5 if is_binary else 1.0
@@ -205,10 +207,10 @@ def folds(labels: Tensor, repeats: int = REPEATS) -> list[list[tuple[Any, Any]]]
     from sklearn.model_selection import StratifiedKFold
 
     y = labels.cpu().numpy()
-    least = np.unique(y, return_counts=True)[1].min() if y.ndim == 1 else 0
-    found = []
+    smallest = np.unique(y, return_counts=True)[1].min() if y.ndim == 1 else 0
+    pairs = []
     for repeat in range(repeats if len(y) <= 100 else 1):
-        if least > 1:
-            parts = StratifiedKFold(min(FOLDS, least), shuffle=True, random_state=repeat)
-            found.append([*parts.split(y, y)])
-    return found
+        if smallest > 1:
+            parts = StratifiedKFold(min(FOLDS, smallest), shuffle=True, random_state=repeat)
+            pairs.append([*parts.split(y, y)])
+    return pairs

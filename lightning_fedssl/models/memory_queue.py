@@ -50,8 +50,8 @@ class MemoryQueue(nn.Module):
         slots = (
             self.position + torch.arange(count - kept, count, device=self.position.device)
         ) % self.size
-        for own, values in zip((self.keys, self.labels, self.confident), new, strict=False):
-            own[slots] = values[count - kept :].to(own.dtype)
+        for queue, values in zip((self.keys, self.labels, self.confident), new, strict=False):
+            queue[slots] = values[count - kept :].to(queue.dtype)
         self.filled.index_fill_(0, slots, True)  # an assignment would wait for the device
         self.position.add_(count).remainder_(self.size)
 

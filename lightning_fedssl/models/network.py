@@ -307,7 +307,7 @@ def _target(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
 def _check_output(network: nn.Module, out_shape: InShape, in_shape: InShape) -> None:
     name = type(network).__name__
     num_classes = out_shape[0]
-    wanted = (2, *out_shape)
+    expected = (2, *out_shape)
     try:
         with evaluating(network):
             output = network(_black_images(network, in_shape))
@@ -320,19 +320,19 @@ def _check_output(network: nn.Module, out_shape: InShape, in_shape: InShape) -> 
         raise ValueError(
             f"model.network: {name} gave {type(output).__name__} for two samples of shape "
             f"{in_shape}, and no tensor; let forward return the logits alone, here of shape "
-            f"{wanted}."
+            f"{expected}."
         )
     shape = tuple(output.shape)
-    if len(shape) != len(wanted):
+    if len(shape) != len(expected):
         raise ValueError(
             f"model.network: {name} gave {shape} for two samples of shape {in_shape}, and not "
-            f"{wanted}: data.task Segmentation needs logits of every pixel, as UNet has, other "
+            f"{expected}: data.task Segmentation needs logits of every pixel, as UNet has, other "
             "tasks one row of each sample"
         )
-    if shape != wanted:
+    if shape != expected:
         raise ValueError(
             f"model.network: {name} gave {shape} for two samples of shape {in_shape}, but "
-            f"{num_classes} classes need {wanted}. Set num_classes: {num_classes} in "
+            f"{num_classes} classes need {expected}. Set num_classes: {num_classes} in "
             "model.network.init_args, or whatever argument of this network sets the number of its "
             "outputs; where none is accepted there, as for timm.create_model, name a function of "
             "your own with the argument num_classes, which the data set, or train on features "

@@ -59,30 +59,30 @@ def load_weights(network: nn.Module, path: str | Path, left_out: Sequence[str] =
         ValueError: The file does not exist, cannot be read or has no weights, or its tensors are
             not those of the network; the message names some.
     """
-    own = tensors_of(network)
-    found = read_weights(Path(path).expanduser())
+    expected = tensors_of(network)
+    weights = read_weights(Path(path).expanduser())
     if isinstance(network, Network):
-        found = {network.own_name(name): t for name, t in found.items()}
-    own, found = _without_adapters(own, found)
-    found = _with_prefix(found, own)
-    names = {**found, **own}
+        weights = {network.own_name(name): t for name, t in weights.items()}
+    expected, weights = _without_adapters(expected, weights)
+    weights = _with_prefix(weights, expected)
+    names = {**weights, **expected}
     ignored = select_names(names, left_out, "model.init_except")
     ignored |= {name for name in names if name.endswith(_COUNTER)}
-    own = exclude(own, ignored)
-    found = exclude(found, ignored)
-    if mismatch := _mismatch(own, found):
+    expected = exclude(expected, ignored)
+    weights = exclude(weights, ignored)
+    if mismatch := _mismatch(expected, weights):
         raise ValueError(
             f"model.init_from: {path} does not fit {type(network).__name__}: "
             f"{'; '.join(mismatch)}. Choose the network that the file was written for, or list "
             "the tensors that may differ in model.init_except, for example [classifier]"
         )
-    if not is_finite(filter(Tensor.is_floating_point, found.values())):
+    if not is_finite(filter(Tensor.is_floating_point, weights.values())):
         raise ValueError(
             f"model.init_from: {path} has weights that are not finite numbers; give another file"
         )
     with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(found[name])
+        for name, tensor in expected.items():
+            tensor.copy_(weights[name])
 
 
 def read_weights(path: Path, key: str = "model.init_from") -> State:
@@ -149,41 +149,45 @@ def _without_prefixes(state: State) -> State:
     return state
 
 
-def _with_prefix(found: State, own: State) -> State:
+def _with_prefix(weights: State, expected: State) -> State:
     """A file's tensors under the prefix of a network that stands in an attribute (``net.``)."""
-    prefix = next(iter(own), "").partition(".")[0] + "."
-    named = add_prefix(prefix, found)
-    return named if named.keys() & own.keys() and not found.keys() & own.keys() else found
+    prefix = next(iter(expected), "").partition(".")[0] + "."
+    named = add_prefix(prefix, weights)
+    return (
+        named
+        if named.keys() & expected.keys() and not weights.keys() & expected.keys()
+        else weights
+    )
 
 
-def _without_adapters(own: State, found: State) -> tuple[State, State]:
+def _without_adapters(expected: State, weights: State) -> tuple[State, State]:
     """A network's tensors without peft's adapters, and those of a file under the network's names.
 
     Args:
-        own: The network's tensors.
-        found: Those of the file; if it has peft's names, too, both are returned unchanged.
+        expected: The network's tensors.
+        weights: Those of the file; if it has peft's names, too, both are returned unchanged.
     """
-    if _PEFT not in " ".join(own) or _PEFT in " ".join(found):
-        return own, found
-    adapted = tuple(name.partition("base_layer.")[0] for name in own if ".base_layer." in name)
+    if _PEFT not in " ".join(expected) or _PEFT in " ".join(weights):
+        return expected, weights
+    adapted = tuple(name.partition("base_layer.")[0] for name in expected if ".base_layer." in name)
     names = {}
-    for name in own:
+    for name in expected:
         if ".base_layer." in name or not name.startswith(adapted):
             names[name] = re.sub(_OF_PEFT, "", name.partition(_PEFT)[2])
-    known = {name: found[old] for name, old in names.items() if old in found}
-    return select(own, names), known | exclude(found, names.values())
+    known = {name: weights[old] for name, old in names.items() if old in weights}
+    return select(expected, names), known | exclude(weights, names.values())
 
 
-def _mismatch(own: State, found: State) -> list[str]:
+def _mismatch(expected: State, weights: State) -> list[str]:
     """One phrase for each kind of difference, with the tensors that differ."""
     shapes = []
-    for name, tensor in select(own, found).items():
-        wrong = tuple(found[name].shape)
+    for name, tensor in select(expected, weights).items():
+        wrong = tuple(weights[name].shape)
         if wrong != tuple(tensor.shape):
             shapes.append(f"{name} is {wrong} instead of {tuple(tensor.shape)}")
     kinds = {
-        "missing in the file": [*exclude(own, found)],
-        "unknown to the network": [*exclude(found, own)],
+        "missing in the file": [*exclude(expected, weights)],
+        "unknown to the network": [*exclude(weights, expected)],
         "of another shape": shapes,
     }
     return [f"{len(names)} {kind}: {listed(names)}" for kind, names in kinds.items() if names]

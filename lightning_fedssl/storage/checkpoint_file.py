@@ -211,15 +211,15 @@ def find(ckpt_path: str | Path, root: Path) -> Path:
             written += root.glob(f"{run}checkpoints/{name}.ckpt")
     latest = {path.absolute().parents[2]: path for path in sorted(written, key=_age)}
     newest = max(latest.values(), key=_date, default=None)
-    found = newest and newest.with_name(f"{ckpt_path}.ckpt")
-    if found is None or not found.is_file():
+    newest_file = newest and newest.with_name(f"{ckpt_path}.ckpt")
+    if newest_file is None or not newest_file.is_file():
         raise FileNotFoundError(
-            f"ckpt_path: {found or root / f'**/{ckpt_path}.ckpt'} does not exist: set "
+            f"ckpt_path: {newest_file or root / f'**/{ckpt_path}.ckpt'} does not exist: set "
             "trainer.default_root_dir to the folder of the run, or give the path of a .ckpt file "
             "(best.ckpt is written by runs that log what FederatedCheckpoint monitors; last is the "
             "model of the last round)"
         )
-    return found
+    return newest_file
 
 
 def _age(path: Path) -> tuple[int, int]:

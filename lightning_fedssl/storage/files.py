@@ -147,8 +147,8 @@ def write_table(path: Path, rows: Iterable[Sequence[object]]) -> None:
 def versions(root: Path) -> list[Path]:
     """The folders of runs below a ``default_root_dir``, oldest first; a resumed run has several."""
     folders = (root / "lightning_logs").glob("version_*")
-    found = [path for path in folders if path.name[8:].isdecimal()]
-    return sorted(found, key=lambda path: int(path.name[8:]))
+    numbered = [path for path in folders if path.name[8:].isdecimal()]
+    return sorted(numbered, key=lambda path: int(path.name[8:]))
 
 
 def lock_folder(folder: Path) -> FileLock | None:

@@ -40,63 +40,65 @@ def hyperparameters(method: Method) -> Method:
         >>> Clipped(network=CNN, bound=0.2, prox_mu=0.01).bound
         0.2
     """
-    made: Any = method
-    if "__init__" in vars(made):
-        raise TypeError(f"{made.__name__} has an __init__: write what it checks as check_arguments")
-    apart = inspect.signature(made.__post_init__).parameters
-    known = {"self": Parameter("self", Parameter.POSITIONAL_ONLY)}
-    for name, kind in inspect.get_annotations(made, eval_str=True).items():
+    cls: Any = method
+    if "__init__" in vars(cls):
+        raise TypeError(f"{cls.__name__} has an __init__: write what it checks as check_arguments")
+    init_only = inspect.signature(cls.__post_init__).parameters
+    parameters = {"self": Parameter("self", Parameter.POSITIONAL_ONLY)}
+    for name, kind in inspect.get_annotations(cls, eval_str=True).items():
         if kind is not ClassVar and getattr(kind, "__origin__", None) is not ClassVar:
-            default = vars(made).get(name, Parameter.empty)
+            default = vars(cls).get(name, Parameter.empty)
             if type(default).__hash__ is None:
-                raise TypeError(f"{made.__name__}.{name}: its objects would share {default}")
+                raise TypeError(f"{cls.__name__}.{name}: its objects would share {default}")
             kind = kind.type if isinstance(kind, InitVar) else kind
-            known[name] = Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-            if name in apart and name in vars(made):
-                delattr(made, name)  # it would hide an attribute of a base class
-    for name, parameter in inspect.signature(super(made, made).__init__).parameters.items():
+            parameters[name] = Parameter(
+                name, Parameter.KEYWORD_ONLY, default=default, annotation=kind
+            )
+            if name in init_only and name in vars(cls):
+                delattr(cls, name)  # it would hide an attribute of a base class
+    for name, parameter in inspect.signature(super(cls, cls).__init__).parameters.items():
         if parameter.kind is Parameter.KEYWORD_ONLY:
-            known.setdefault(name, parameter)
-    signature = inspect.Signature([*known.values()])
+            parameters.setdefault(name, parameter)
+    signature = inspect.Signature([*parameters.values()])
 
-    def __init__(self: Any, *unnamed: Any, **given: Any) -> None:  # noqa: N807
+    def __init__(self: Any, *unnamed: Any, **named: Any) -> None:  # noqa: N807
         kind = type(self)
         try:
-            bound = signature.bind(self, *unnamed, **given)
+            bound = signature.bind(self, *unnamed, **named)
         except TypeError as error:
             raise TypeError(f"{kind.__name__}: {error}; arguments are given by name") from None
         bound.apply_defaults()
         values = bound.arguments
         del values["self"]
-        derived = kind.__mro__[: kind.__mro__.index(made)]
+        derived = kind.__mro__[: kind.__mro__.index(cls)]
         for name in values:
-            changed = vars(made).get(name, known[name].default) is not known[name].default
+            changed = vars(cls).get(name, parameters[name].default) is not parameters[name].default
             if changed or any(name in vars(each) for each in derived):
                 raise TypeError(
                     f"{kind.__name__}.{name} does not change the default of {name}: write {name} "
                     "with its type, as in a dataclass, and @hyperparameters before class"
                 )
-            if name not in apart:
+            if name not in init_only:
                 vars(self)[name] = values[name]
-        self.__post_init__(**{name: values[name] for name in values if name in apart})
+        self.__post_init__(**{name: values[name] for name in values if name in init_only})
         # What the command line has given, and arguments of an __init__ of a derived class.
         # Lightning adds those of a module whose constructor makes this one.
         self.save_hyperparameters()
-        own = set[str]()
+        of_inits = set[str]()
         for each in kind.__mro__:
             if "__init__" in vars(each):
-                own |= inspect.signature(vars(each)["__init__"]).parameters.keys()
+                of_inits |= inspect.signature(vars(each)["__init__"]).parameters.keys()
         for name in [*self.hparams]:
-            if name not in own and not name.startswith("_"):
+            if name not in of_inits and not name.startswith("_"):
                 del self.hparams[name]
         for name, value in values.items():
             written = self.hparams.get(name)
             if not (isinstance(written, dict) and "class_path" in written):
                 self.hparams[name] = value
 
-    made.__init__ = __init__
-    made.__init__.__signature__ = signature
-    made.__init__.__annotations__ = {name: known[name].annotation for name in known}
+    cls.__init__ = __init__
+    cls.__init__.__signature__ = signature
+    cls.__init__.__annotations__ = {name: parameters[name].annotation for name in parameters}
     return method
 
 

@@ -157,11 +157,11 @@ def _hints(target: Callable[..., Any]) -> Values:
     places = [target]
     if isinstance(target, type):
         places = [vars(base)["__init__"] for base in target.__mro__ if "__init__" in vars(base)]
-    found: Values = {}
+    hints: Values = {}
     for place in reversed(places):
         with suppress(NameError, TypeError):  # types that are imported for type checkers alone
-            found |= get_type_hints(place)
-    return found
+            hints |= get_type_hints(place)
+    return hints
 
 
 def _takes_text(hint: Any) -> bool:
@@ -193,15 +193,15 @@ def imported(path: Any, kinds: tuple[type, ...], trust: Sequence[str] = ()) -> A
     public = not re.search(r"(^|[.:])_", str(path))
     if trusted or (public and str(path).partition(".")[0] in TRUSTED):
         try:
-            found = pkgutil.resolve_name(path)
+            value = pkgutil.resolve_name(path)
         except (ImportError, AttributeError, ValueError) as error:
             raise ValueError(
                 f"{path}, which the file names, cannot be imported: {error}"
             ) from error
-        if isinstance(found, type) and issubclass(found, kinds):
-            return found
-        if trusted and _is_in(getattr(found, "__module__", None), trust):  # not what it imports
-            return found
+        if isinstance(value, type) and issubclass(value, kinds):
+            return value
+        if trusted and _is_in(getattr(value, "__module__", None), trust):  # not what it imports
+            return value
     module = str(path).rpartition(".")[0]
     raise ValueError(
         f"the file names {path}, and nothing of it was run: only classes of networks, optimizers "
@@ -237,10 +237,10 @@ def target_of(factory: Any) -> Any:
 def _with_path(target: Any, arguments: Mapping[str, Any]) -> Values:
     path = f"{target.__module__}.{target.__qualname__}"
     try:
-        found = pkgutil.resolve_name(f"{target.__module__}:{target.__qualname__}")
+        importable = pkgutil.resolve_name(f"{target.__module__}:{target.__qualname__}")
     except (AttributeError, ImportError, ValueError):
-        found = None
-    if found is not target:
+        importable = None
+    if importable is not target:
         raise NotNamedError(f"{path} cannot be imported by its name")
     return {"class_path": path, "init_args": named_value(arguments)}
 

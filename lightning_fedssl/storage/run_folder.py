@@ -110,10 +110,10 @@ class RunFolder:
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
         """Write scalars to every logger; those of single classes to the CSV file alone."""
         self.history.setdefault(step, {}).update(metrics)
-        drawn = {name: value for name, value in metrics.items() if "/class_" not in name}
+        curves = {name: value for name, value in metrics.items() if "/class_" not in name}
         for logger in self.loggers:
             is_table = isinstance(logger, CSVLogger)
-            logger.log_metrics(metrics if is_table else drawn, step=step)
+            logger.log_metrics(metrics if is_table else curves, step=step)
             logger.save()
 
     def log_hyperparams(self, hyperparameters: dict[str, Any]) -> None:

@@ -57,8 +57,8 @@ def read(path: Path) -> State:
     if not path.stem.endswith(_digest(content)):
         raise ValueError(f"ckpt_path: {path} was changed or damaged; {_REMEDY}")
     try:
-        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        return map_values(Tensor.detach, found)
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        return map_values(Tensor.detach, state)
     except Exception as error:
         raise ValueError(f"ckpt_path: {path} is not a file of states; {_REMEDY}") from error
 

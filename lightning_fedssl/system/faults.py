@@ -20,5 +20,5 @@ class Faults:
 
     def drops_out(self, seed: int, round_index: int, client: int) -> bool:
         """Whether a client drops out of a round; see :meth:`Availability.drops_out`."""
-        found = self.availability
-        return found is not None and found.drops_out(seed, round_index, client)
+        availability = self.availability
+        return availability is not None and availability.drops_out(seed, round_index, client)

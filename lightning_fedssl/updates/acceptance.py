@@ -174,9 +174,11 @@ class Quarantine(UpdateRule):
         return arrival
 
 
-def _movement(state: State, sent: State) -> Sequence[Tensor]:
-    moved = select(state, sent)
-    return torch._foreach_sub([*moved.values()], [sent[name] for name in moved]) if moved else ()
+def _movement(state: State, received: State) -> Sequence[Tensor]:
+    moved = select(state, received)
+    return (
+        torch._foreach_sub([*moved.values()], [received[name] for name in moved]) if moved else ()
+    )
 
 
 def _norm(tensors: Collection[Tensor]) -> float:

@@ -73,8 +73,8 @@ class Rules(list[UpdateRule]):
         for rule in self:
             valid = [arrival for arrival in arrivals if arrival.reason is None]
             judged = rule.on_round(self.trainer, self.trainer.algorithm, valid, passed)
-            found = {arrival.update.client: arrival for arrival in judged}
-            arrivals = [found.get(arrival.update.client, arrival) for arrival in arrivals]
+            by_client = {arrival.update.client: arrival for arrival in judged}
+            arrivals = [by_client.get(arrival.update.client, arrival) for arrival in arrivals]
         return arrivals
 
     def combined(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
@@ -83,7 +83,7 @@ class Rules(list[UpdateRule]):
             updates = rule.combine(self.trainer, self.trainer.algorithm, updates)
         return updates
 
-    def moments(self, found: Mapping[int, LayerMoments]) -> LayerMoments:
+    def moments(self, of_parties: Mapping[int, LayerMoments]) -> LayerMoments:
         """The batch-norm moments of all parties together; every rank must call it.
 
         Without a rule that combines, those that are accepted are combined exactly. A rule that
@@ -91,26 +91,26 @@ class Rules(list[UpdateRule]):
         centre, the median of the means: so the variance between the parties counts.
 
         Args:
-            found: The moments of each party, of the same layers.
+            of_parties: The moments of each party, of the same layers.
 
         Returns:
             Those of all; empty if none is accepted.
         """
         run = self.trainer
-        known = run.algorithm.server.buffers
+        buffers = run.algorithm.server.buffers
         centre = {}
         if any(rule.place == 2 for rule in self):
-            for layer in next(iter(found.values()), ()):
-                means = torch.stack([moments[layer].mean for moments in found.values()])
+            for layer in next(iter(of_parties.values()), ()):
+                means = torch.stack([moments[layer].mean for moments in of_parties.values()])
                 centre[layer] = means.nanmedian(dim=0).values
         accepted = []
         arrivals = []
-        for party, moments in found.items():
+        for party, moments in of_parties.items():
             update = _as_update(party, moments, centre)
             if party == sampling.SERVER:  # which trusts itself
                 accepted.append(update)
                 continue
-            received = {name: known[name].to(t) for name, t in update.buffers.items()}
+            received = {name: buffers[name].to(t) for name, t in update.buffers.items()}
             arrivals.append(self.alone(Arrival(update), received, check_moments))
         for arrival in self.together(arrivals, ()):
             if arrival.reason is None:
@@ -124,7 +124,7 @@ class Rules(list[UpdateRule]):
             )  # fmt: skip
         combined = self.combined(iter(accepted))
         return combine_moments(
-            _as_moments(update, found[update.client], centre) for update in combined
+            _as_moments(update, of_parties[update.client], centre) for update in combined
         )
 
 
@@ -140,9 +140,9 @@ def check_moments(algorithm: FederatedAlgorithm, update: ClientUpdate) -> str | 
     """
     possible = []
     for name, t in update.buffers.items():
-        most = math.sqrt(torch.finfo(algorithm.server.buffers[name].dtype).max / 8)
+        largest = math.sqrt(torch.finfo(algorithm.server.buffers[name].dtype).max / 8)
         size = t.abs() if name.endswith("running_mean") else t.sqrt()  # NaN where it is negative
-        possible.append((size <= most).all())
+        possible.append((size <= largest).all())
     if possible and not bool(torch.stack(possible).all()):
         return "returned moments that are negative variances, not finite or too large"
     return None
@@ -158,10 +158,10 @@ def _as_update(party: int, moments: LayerMoments, centre: State) -> ClientUpdate
 
 
 def _as_moments(update: ClientUpdate, counted: LayerMoments, centre: State) -> LayerMoments:
-    found = {}
+    moments = {}
     for layer, of_layer in counted.items():
         mean = update.buffers[f"{layer}.running_mean"]
         apart = (mean - centre.get(layer, mean)).square()
         variance = (update.buffers[f"{layer}.running_var"] - apart).clamp(min=0)
-        found[layer] = Moments(of_layer.count, mean, variance)
-    return found
+        moments[layer] = Moments(of_layer.count, mean, variance)
+    return moments

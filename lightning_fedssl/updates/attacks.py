@@ -194,10 +194,10 @@ class PseudoLabelPoison(Attack):
         no_keys = data.unlabeled[:0]
 
         def logits(x: Tensor) -> Tensor:
-            found: Tensor = functional_call(
+            outputs: Tensor = functional_call(
                 algorithm, model, data.views.plain(x, no_keys).to(data.dtype)
             )
-            return found
+            return outputs
 
         original = images.float()
         radius = 255 * self.radius

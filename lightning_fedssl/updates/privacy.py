@@ -375,30 +375,30 @@ def uncovered(trainer: TrainerView, algorithm: FederatedAlgorithm) -> list[str]:
         algorithm: The method.
     """
     method = type(algorithm).__name__
-    found = []
+    leaks = []
     if reason := why_not_a_mean(algorithm):
-        found.append(
+        leaks.append(
             f"model: {method} {reason}; choose a method that averages its clients' models."
         )
     elif algorithm.client_weighting != "uniform":
-        found.append(
+        leaks.append(
             "model.client_weighting: samples weighs a client by its number of images (in SemiFL of "
             "confident ones), which is private; set it to uniform."
         )
     if (stated := trainer.datamodule.stated) is not None and not stated.public:
-        found.append(
+        leaks.append(
             "data.class_shares: what sites state is sent without noise; leave it out, or give "
             "public: true if it is not secret."
         )
     if trainer.precision.endswith("16-true"):
-        found.append(
+        leaks.append(
             "trainer.precision: updates and noise are rounded to 16 bits; take 32-true or a mixed "
             "precision."
         )
-    found += trainer.datamodule.constants_of_clients
+    leaks += trainer.datamodule.constants_of_clients
     for rule in trainer.callbacks:
         if isinstance(rule, UpdateRule) and rule.compares:
-            found.append(
+            leaks.append(
                 f"trainer.updates: {type(rule).__name__} compares updates, so that one client "
                 "decides about others; leave it out (clipping bounds every update)."
             )
@@ -406,17 +406,17 @@ def uncovered(trainer: TrainerView, algorithm: FederatedAlgorithm) -> list[str]:
         name = type(callback).__name__
         measures = isinstance(callback, StaticBatchNorm) and callback.source != "server"
         if measures and has_static_batch_norm(algorithm):
-            found.append(
+            leaks.append(
                 f"{name}: source {getattr(callback, 'source', '')} reads the clients' images; set "
                 "it to server."
             )
         monitor = getattr(callback, "monitor", None)
         if monitor is not None and not monitor.startswith(("val", "test", "server/")):
-            found.append(
+            leaks.append(
                 f"{name}: monitor {monitor} is not a scalar of the server's own data; watch "
                 "val or server/ ones."
             )
-    return found
+    return leaks
 
 
 def secret_normal(count: int) -> np.ndarray[Any, np.dtype[np.float64]]:

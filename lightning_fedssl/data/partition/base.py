@@ -374,10 +374,10 @@ class FromFile(Partition):
                 f"data.label_location: {asked.label_location!r}, but {self.path!r} has {at_server} "
                 f"labels at the server and {at_clients} at the clients"
             )
-        found = at_server if asked.label_location == "server" else at_clients
-        if asked.num_labels not in ("all", found):
+        labeled = at_server if asked.label_location == "server" else at_clients
+        if asked.num_labels not in ("all", labeled):
             raise ValueError(
-                f"data.num_labels: {asked.num_labels}, but {self.path!r} has {found} labels"
+                f"data.num_labels: {asked.num_labels}, but {self.path!r} has {labeled} labels"
             )
         remedy = (
             "use the data set, seed_everything, data.validation and data.max_train_images of "
@@ -390,7 +390,7 @@ class FromFile(Partition):
         if at_clients:
             hides &= split.client_list.labeled.sizes > 0
         if asked.num_labels == "all" and hides.any():
-            raise ValueError(f"data.num_labels: all, but {self.path!r} has {found} labels")
+            raise ValueError(f"data.num_labels: all, but {self.path!r} has {labeled} labels")
 
     def add_unlabeled(
         self, split: FederatedSplit, asked: SplitRequest, generator: Generator

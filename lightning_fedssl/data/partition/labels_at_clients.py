@@ -54,8 +54,8 @@ class _LabelsAtClients(Partition):
         classes = asked.num_classes
         members = list(map(generator.permutation, positions_by_class(asked.labels, classes)))
         count = (self.deal_as or 0) if asked.num_labels == "all" else asked.num_labels
-        own = self.classes_of_clients(asked.num_clients, classes, generator)
-        quotas = label_quotas(count, own)
+        client_classes = self.classes_of_clients(asked.num_clients, classes, generator)
+        quotas = label_quotas(count, client_classes)
         quotas = np.pad(quotas, ((0, 0), (0, classes - quotas.shape[1])))
         labeled, pool = take(members, quotas)
         left = np.array(list(map(len, pool)))
@@ -174,12 +174,12 @@ class LabeledClasses(_LabelsAtClients):
         if self.pairs == "even":
             return neighbours
         order = generator.permutation(num_classes)
-        found = []
+        classes = []
         for client, even in enumerate(neighbours):
-            own = order[client * self.classes_per_client :][: len(even)]
-            others = generator.permutation(np.setdiff1d(order, own))
-            found.append(sorted([*own, *others[: len(even) - len(own)]]))
-        return found
+            chosen = order[client * self.classes_per_client :][: len(even)]
+            others = generator.permutation(np.setdiff1d(order, chosen))
+            classes.append(sorted([*chosen, *others[: len(even) - len(chosen)]]))
+        return classes
 
     def unlabeled_counts(self, sizes: Counts, quotas: Counts, generator: Generator) -> Counts:
         """One Dirichlet draw over the clients per class, or for all; see the base class."""
@@ -252,14 +252,14 @@ class ClassMismatch(_LabelsAtClients):
             inside = np.isin(np.arange(classes), self.classes_of(client, classes))
             outside = round(self.ratio * totals[client])
             weights = draws[client] + 1e-6
-            own = counts[client]
+            of_client = counts[client]
             for part, number in ((~inside, outside), (inside, totals[client] - outside)):
-                taken = apportion(int(number), weights * part, left - own)
-                own += taken
+                taken = apportion(int(number), weights * part, left - of_client)
+                of_client += taken
                 short = int(number - taken.sum())
-                own += apportion(short, weights, left - own)
+                of_client += apportion(short, weights, left - of_client)
                 elsewhere += short
-            left -= own
+            left -= of_client
         if elsewhere:
             rank_zero_warn(
                 f"data.partition: ClassMismatch ran out of samples: {elsewhere} of {total} "

@@ -117,10 +117,10 @@ class FullyLabeledClients(Partition):
 
 def _by_owner(indices: Tensor, owners: Tensor, num_clients: int) -> IndexLists:
     """The indices of each client, ascending."""
-    own = owners[indices]
-    if len(own) and int(own.min()) < 0:
+    owner = owners[indices]
+    if len(owner) and int(owner.min()) < 0:
         raise ValueError(
-            f"data.num_labels: {int((own < 0).sum())} labelled samples have no client, so all must "
-            "be the server's: set all with data.label_location: server, or give client_ids"
+            f"data.num_labels: {int((owner < 0).sum())} labelled samples have no client, so all "
+            "must be the server's: set all with data.label_location: server, or give client_ids"
         )
-    return IndexLists(indices[own.argsort(stable=True)], own.bincount(minlength=num_clients))
+    return IndexLists(indices[owner.argsort(stable=True)], owner.bincount(minlength=num_clients))

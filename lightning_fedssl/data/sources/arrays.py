@@ -182,13 +182,13 @@ class Datasets(DataSource):
 
     def _compare_classes(self) -> None:
         """Refuses data sets that number their classes in another way than the training data set."""
-        known = max(class_lists(self.parts["train"]), key=len, default=[])
+        expected = max(class_lists(self.parts["train"]), key=len, default=[])
         for part in ("train", "test", "validation"):
-            for found in class_lists(self.parts[part]):
-                if known and found != known[: len(found)]:
+            for names in class_lists(self.parts[part]):
+                if expected and names != expected[: len(names)]:
                     raise ValueError(
-                        f"data.dataset: classes of {part} are {shortened(', '.join(found))}, and "
-                        f"those of train {shortened(', '.join(known))}: labels must number the "
+                        f"data.dataset: classes of {part} are {shortened(', '.join(names))}, and "
+                        f"those of train {shortened(', '.join(expected))}: labels must number the "
                         "same classes, in every part of a ConcatDataset, too"
                     )
 
@@ -247,9 +247,9 @@ def as_dataset(data: Any) -> Any:
     try:
         return TensorDataset(*map(as_tensor, data))
     except (TypeError, AssertionError) as error:  # text or Python objects; or two lengths
-        found = " and ".join(f"{part.dtype} {tuple(part.shape)}" for part in data)
+        shapes = " and ".join(f"{part.dtype} {tuple(part.shape)}" for part in data)
         raise ValueError(
-            f"data.dataset: the arrays are {found}; give numbers, one row for each sample, and as "
+            f"data.dataset: the arrays are {shapes}; give numbers, one row for each sample, and as "
             "many labels: class numbers 0, 1, ..., of which class_names has the names (names, "
             "numbers = numpy.unique(labels, return_inverse=True) for text)"
         ) from error
@@ -272,10 +272,10 @@ def class_lists(dataset: Any) -> list[list[str]]:
     if isinstance(classes, Iterable) and (names := [*map(str, classes)]):
         return [names]
     parts = getattr(dataset, "datasets", None)
-    found = []
+    lists = []
     for part in parts if isinstance(parts, list) else [getattr(dataset, "dataset", None)]:
-        found += [] if part is None else class_lists(part)
-    return found
+        lists += [] if part is None else class_lists(part)
+    return lists
 
 
 def load_arrays(path: str, key: str) -> dict[str, Any]:
@@ -375,8 +375,8 @@ def _pair(part: str, index: int, item: Any) -> tuple[Tensor, Tensor]:
     if part == "unlabeled":
         item = (item[0] if isinstance(item, (tuple, list)) else item, -1)
     if not isinstance(item, (tuple, list)) or len(item) != 2:
-        found = f"{len(item)} values" if isinstance(item, (tuple, list)) else type(item).__name__
-        raise ValueError(f"{where} must be (tensor, number of a class), got {found}; {_REMEDY}")
+        kind = f"{len(item)} values" if isinstance(item, (tuple, list)) else type(item).__name__
+        raise ValueError(f"{where} must be (tensor, number of a class), got {kind}; {_REMEDY}")
     given, label = item
     try:
         sample = as_tensor(given)

@@ -121,13 +121,13 @@ def _checked(
 ) -> ImageSplit:
     images = split.images.detach()
     labels = split.labels
-    wanted = torch.uint8 if spec.pixels else torch.float32
-    fits = images.dtype in (wanted, torch.uint8 if spec.pixels else torch.float64)
+    expected = torch.uint8 if spec.pixels else torch.float32
+    fits = images.dtype in (expected, torch.uint8 if spec.pixels else torch.float64)
     if tuple(images.shape[1:]) != tuple(spec.in_shape) or not fits or not len(images):
         raise ValueError(
             f"{source}: {len(images)} samples are {tuple(images.shape[1:])} {images.dtype}, and "
-            f"DatasetSpec says {tuple(spec.in_shape)} {wanted}; numbers that are not 8-bit pixels "
-            "need float32 and pixels=False"
+            f"DatasetSpec says {tuple(spec.in_shape)} {expected}; numbers that are not 8-bit "
+            "pixels need float32 and pixels=False"
         )
     parts = {"labels": labels, "client_ids": split.client_ids, "files": split.files or None}
     for part, values in parts.items():
@@ -200,24 +200,26 @@ def number_clients(
                 "data.dataset: test_client_ids need client_ids of the training samples"
             )
         return None, None, ()
-    known = [*map(_plain, ids)]
-    tested = [*map(_plain, () if test_ids is None else test_ids)]
+    identifiers = [*map(_plain, ids)]
+    of_test_samples = [*map(_plain, () if test_ids is None else test_ids)]
     try:
-        if any(name != name for name in known):  # NaN
+        if any(name != name for name in identifiers):  # NaN
             raise TypeError("missing")
-        names = sorted(set(known))
+        names = sorted(set(identifiers))
     except TypeError as error:
         raise ValueError(
             "data.dataset: identifiers of clients are of several types, or some are missing"
         ) from error
     numbers = {name: number for number, name in enumerate(names)}
-    if unknown := sorted({*tested} - {None, *names}):
+    if unknown := sorted({*of_test_samples} - {None, *names}):
         rank_zero_warn(
             f"data.dataset: no training sample has the client {', '.join(map(repr, unknown[:3]))} "
             f"({len(unknown)} in all), so its test samples belong to no client"
         )
-    own, of_test = (torch.tensor([numbers.get(i, -1) for i in p]) for p in (known, tested))
-    return own, None if test_ids is None else of_test, tuple(map(str, names))
+    of_train, of_test = (
+        torch.tensor([numbers.get(i, -1) for i in p]) for p in (identifiers, of_test_samples)
+    )
+    return of_train, None if test_ids is None else of_test, tuple(map(str, names))
 
 
 def _plain(value: Any) -> Any:
@@ -285,7 +287,7 @@ def read_csv(path: str | Path, columns: Collection[str], reading: Reading) -> li
         raise ValueError(
             f"{key}: {str(path)!r} has several columns {cut(double[0])!r}; rename or remove them"
         )
-    found = []
+    records = []
     empty = []
     for number, values in enumerate(rows, start=2):
         if not any(values):
@@ -298,7 +300,7 @@ def read_csv(path: str | Path, columns: Collection[str], reading: Reading) -> li
             )
         row = Row(zip(head, values, strict=True))
         row.number = number
-        found.append(row)
+        records.append(row)
     if empty:
         reading.warn(
             f"{Path(path).name}: rows without any value are left out ({len(empty)} in all; the "
@@ -306,8 +308,8 @@ def read_csv(path: str | Path, columns: Collection[str], reading: Reading) -> li
         )
     if separator == ";":
         for name in head:
-            _read_decimal_commas(found, name)
-    return found
+            _read_decimal_commas(records, name)
+    return records
 
 
 def _read_decimal_commas(rows: Sequence[Row], name: str) -> None:

@@ -200,13 +200,13 @@ class ImageList(DataSource):
         stems = {path.stem for path in paths}
         masks = [path for path in paths if {*_MASK.findall(path.stem)} & stems]
         pages = [path for path in paths if path.suffix.lower() in _PAGED and has_pages(path)]
-        for found, text in (
+        for files, text in (
             (masks, "are named as masks of others, and read as images: move them away"),
             (pages, "have several pages, of which the first is read"),
         ):
-            if found:
+            if files:
                 self.reading.warn(
-                    f"files {text} ({len(found)} in all; the first is {found[0].name!r})"
+                    f"files {text} ({len(files)} in all; the first is {files[0].name!r})"
                 )
 
     def _read(
@@ -247,11 +247,11 @@ class ImageFolder(ImageList):
         """The images of every class folder in torchvision's order: a folder's own files precede
         those of its folders.
         """
-        found = []
+        images = []
         for folder in visible_folders(root, self._left_out):
             for path in image_files(folder, "data.root", self._left_out):
-                found.append(ListedImage(path, _composed(folder.name)))
-        return sorted(found, key=lambda one: (one.label, str(one.path.parent), one.path.name))
+                images.append(ListedImage(path, _composed(folder.name)))
+        return sorted(images, key=lambda one: (one.label, str(one.path.parent), one.path.name))
 
 
 class ImageTable(ImageList):
@@ -380,7 +380,7 @@ class MaskFolders(ImageList):
         masks = {}
         for path in image_files(folder / "masks", "data.dataset", self._left_out):
             masks[path.relative_to(folder / "masks").with_suffix("")] = str(path)
-        found = []
+        images_with_masks = []
         for path in image_files(folder / "images", "data.dataset", self._left_out):
             name = path.relative_to(folder / "images").with_suffix("")
             if name not in masks and part_of(folder.name) != "train":
@@ -388,8 +388,8 @@ class MaskFolders(ImageList):
                     f"data.dataset: {str(path)!r} has no mask of its name in {folder}: give "
                     f"masks/{name.as_posix()}.png"
                 )
-            found.append(ListedImage(path, masks.get(name, "")))
-        return found
+            images_with_masks.append(ListedImage(path, masks.get(name, "")))
+        return images_with_masks
 
     def classes_of(self, train: Sequence[ListedImage]) -> tuple[str, ...]:
         """See the base class."""

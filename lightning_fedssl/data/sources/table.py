@@ -104,8 +104,10 @@ class Table(Datasets):
     ) -> None:
         of_labels = [*label_columns] or [label_column]
         special = [*of_labels, *filter(None, (client_column, split_column))]
-        asked = {"ignore": ignore, "numeric": numeric, "categorical": categorical}
-        rows = read_csv(csv_file, [*special, *chain(*filter(None, asked.values()))], self.reading)
+        requested = {"ignore": ignore, "numeric": numeric, "categorical": categorical}
+        rows = read_csv(
+            csv_file, [*special, *chain(*filter(None, requested.values()))], self.reading
+        )
         if label_columns:
             classes = of_labels
             labels = label_numbers(rows, label_columns, csv_file)
@@ -116,17 +118,17 @@ class Table(Datasets):
             numbers = dict.fromkeys(NO_LABEL, -1)
             numbers |= {name: number for number, name in enumerate(classes)}
             labels = strata = np.array([numbers[word] for word in words])
-        place = np.where(is_fifth(strata), "test", "train").astype(object)
+        part_of_row = np.where(is_fifth(strata), "test", "train").astype(object)
         if split_column:
-            place = np.array([part_of(row[split_column]) for row in rows], dtype=object)
-        if not {"train", "test"} <= (found := set(place)) <= set(_PARTS):
+            part_of_row = np.array([part_of(row[split_column]) for row in rows], dtype=object)
+        if not {"train", "test"} <= (named := set(part_of_row)) <= set(_PARTS):
             raise ValueError(
                 f"data.dataset: {csv_file!r} needs rows of train and of test, and no others than "
-                f"of unlabeled and validation; there are {shortened(', '.join(sorted(found)))} "
+                f"of unlabeled and validation; there are {shortened(', '.join(sorted(named)))} "
                 f"(numbers to predict are named by label_columns: [{label_column}]; without "
                 "split_column each fifth row of every class is a test row)"
             )
-        for row, part in zip(rows, place, strict=True):
+        for row, part in zip(rows, part_of_row, strict=True):
             needed = client_column
             if part in ("test", "validation"):
                 needed = None if label_columns else label_column
@@ -137,16 +139,16 @@ class Table(Datasets):
                 )
         for name in of_labels:
             if label_columns:
-                _Column(name, rows, asked).warn_of_doubts(self.reading)
+                _Column(name, rows, requested).warn_of_doubts(self.reading)
             _warn_of_no_label(name, rows, MISSING if label_columns else NO_LABEL, self.reading)
-        columns = [_Column(name, rows, asked) for name in rows[0] if name not in special]
+        columns = [_Column(name, rows, requested) for name in rows[0] if name not in special]
         _report(columns, strict, self.reading)
-        self._prepare(columns, labels, np.isin(place, ["train", "unlabeled"]))
+        self._prepare(columns, labels, np.isin(part_of_row, ["train", "unlabeled"]))
         self.label_column = "" if label_columns else label_column
         features = encode({column.full_name: column.cells for column in columns}, self.inputs)
         parts: dict[str, Any] = {"class_names": classes}
-        for part in sorted(found):
-            lines = np.flatnonzero(place == part)
+        for part in sorted(named):
+            lines = np.flatnonzero(part_of_row == part)
             parts[part] = features[lines], labels[lines]
             if client_column and part in _CLIENTS_OF:
                 parts[_CLIENTS_OF[part]] = [client_of(rows[line][client_column]) for line in lines]
@@ -189,7 +191,7 @@ class _Column:
     """
 
     def __init__(
-        self, name: str, rows: Sequence[Row], asked: Mapping[str, Sequence[str] | None]
+        self, name: str, rows: Sequence[Row], requested: Mapping[str, Sequence[str] | None]
     ) -> None:
         self.name = cut(name)
         self.full_name = name
@@ -199,19 +201,19 @@ class _Column:
         self.cells[self.missing] = ""
         self.numbers = np.array(list(map(number, self.cells)))
         self.odd = np.flatnonzero(np.isnan(self.numbers) & ~self.missing).tolist()
-        given = [kind for kind, names in asked.items() if name in (names or ())]
-        self.kind = given[0] if given else self._own_kind(name, asked)
+        kinds = [kind for kind, names in requested.items() if name in (names or ())]
+        self.kind = kinds[0] if kinds else self._own_kind(name, requested)
 
-    def _own_kind(self, name: str, asked: Mapping[str, Sequence[str] | None]) -> str:
+    def _own_kind(self, name: str, requested: Mapping[str, Sequence[str] | None]) -> str:
         if not any(self.cells):
             return "no value"
         if _NAMELESS.fullmatch(name):
             return "no name"
         words = [row for row in self.odd if not _ALMOST_A_NUMBER.fullmatch(self.cells[row])]
         codes = any(map(_CODE.fullmatch, self.cells))
-        if asked["numeric"] is None and not codes and 2 * len(words) < (~self.missing).sum():
+        if requested["numeric"] is None and not codes and 2 * len(words) < (~self.missing).sum():
             return "numeric"
-        return "categorical" if asked["categorical"] is None else "not chosen"
+        return "categorical" if requested["categorical"] is None else "not chosen"
 
     def inputs(self, training: Any) -> list[Input]:
         """How its cells become numbers.
@@ -244,9 +246,9 @@ class _Column:
 
     def warn_of_doubts(self, reading: Reading) -> None:
         """Say what some numbers of a numeric column may mean, with the first such cell."""
-        known = self.numbers[~np.isnan(self.numbers)]
-        rest = known[~np.isin(known, _SENTINELS)]
-        if len(rest) < len(known) and len(set(rest)) > 1 and rest.min() >= 0:
+        numbers = self.numbers[~np.isnan(self.numbers)]
+        rest = numbers[~np.isin(numbers, _SENTINELS)]
+        if len(rest) < len(numbers) and len(set(rest)) > 1 and rest.min() >= 0:
             rows = np.isin(self.numbers, _SENTINELS)
             meaning = "missing values? empty these cells"
         else:
@@ -263,10 +265,10 @@ class _Column:
 
     def warn_of_categories(self, reading: Reading) -> None:
         """Say which categories may be one, and which are dates or numbers with a unit."""
-        known = self.cells[~self.missing]
-        reading.warn_of_names(f"categories of {self.name}", sorted(set(known)))
+        cells = self.cells[~self.missing]
+        reading.warn_of_names(f"categories of {self.name}", sorted(set(cells)))
         dressed = np.array([bool(_DRESSED.fullmatch(cell)) for cell in self.cells])
-        if 2 * dressed.sum() > len(known):
+        if 2 * dressed.sum() > len(cells):
             first = dressed.argmax()
             reading.warn(
                 f"{self.name}: cells like {self.cells[first]!r} in row {self.lines[first]} are "
