@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from lightning_fedssl.cli.config_files import find_suite
+from lightning_fedssl.cli.config_files import CONFIGS, find_config
 from lightning_fedssl.cli.entry import main as main_of_process
 from lightning_fedssl.cli.experiment import read_configurations
 from lightning_fedssl.cli.messages import one_line
@@ -132,7 +132,7 @@ def read_suite(arguments: Sequence[str]) -> tuple[Suite, Any]:
             "overrides and groups are keys of the suite's file; give options of every run as "
             "--trainer, --model or --data"
         )
-    file = find_suite(first)
+    file = find_config(first, CONFIGS / "suites")
     written = load_yaml(file.read_text(encoding="utf-8"))
     if isinstance(written, dict) and written.keys() & {"trainer", "model", "data"}:
         raise ValueError(f"it is not a suite: give it to lightning-fedssl fit --config {first}")

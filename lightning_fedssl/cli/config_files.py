@@ -12,7 +12,7 @@ suites."""
 
 
 def find_config(name: str, folder: Path = CONFIGS) -> Path:
-    """The file of ``--config``: a path, or a configuration of that name in the package.
+    """The file of ``--config``, or the suite of ``compare``: a path, or a name in the package.
 
     Args:
         name: The path or the name.
@@ -37,18 +37,6 @@ def find_config(name: str, folder: Path = CONFIGS) -> Path:
         command = "compare" if found.startswith("suites/") else "fit --config"
         hint = f"did you mean lightning-fedssl {command} {found.removeprefix('suites/')}?"
     raise TypeError(f"there is no such file; {hint}")
-
-
-def find_suite(name: str) -> Path:
-    """The suite file of ``compare``: a path, or a suite of that name in the package.
-
-    Args:
-        name: The path or the name.
-
-    Raises:
-        TypeError: If there is neither; the message suggests one.
-    """
-    return find_config(name, CONFIGS / "suites")
 
 
 def package_files(folder: Path = CONFIGS) -> dict[str, Path]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from itertools import chain
@@ -56,7 +55,7 @@ def main(
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        return _run(list(sys.argv[1:] if args is None else args), args is None, datamodule_class)
+        return _run(list(sys.argv[1:] if args is None else args), datamodule_class)
     except KeyboardInterrupt:
         message = "interrupted"
         code = 130
@@ -76,10 +75,8 @@ def main(
     return code
 
 
-def _run(
-    arguments: list[str], own: bool, datamodule_class: type[FederatedDataModule] | None
-) -> int:
-    """Run a command; ``own`` says that the arguments are those of the process."""
+def _run(arguments: list[str], datamodule_class: type[FederatedDataModule] | None) -> int:
+    """Run a command."""
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help", "--version"):
         text = f"lightning-fedssl {__version__}\n" if command == "--version" else help_text()
@@ -102,7 +99,6 @@ def _run(
         return int(script.main(arguments[1:]))
     if command in READS_CHECKPOINTS and (saved := _config_of_run(arguments)):
         arguments = [command, f"--config={saved}", *arguments[1:]]
-        own = False
     given: dict[str, Any] = {"datamodule_class": datamodule_class} if datamodule_class else {}
     if command in SCRIPTS:
         script = import_module(f"lightning_fedssl.cli.{command}")
@@ -110,12 +106,9 @@ def _run(
         return int(script.main(arguments[1:], **(given if reads_data else {})))
     if arguments == ["fit"]:
         arguments = ["fit", "--config", "semifl_digits.yaml"]
-        own = False
-    if not own:  # Lightning would advise against arguments that are not those of the process
-        warnings.filterwarnings("ignore", ".*args parameter is intended to run from within Python")
     from lightning_fedssl.cli.lightning_cli import FederatedCLI
 
-    trainer: Any = FederatedCLI(None if own else arguments, **given).trainer
+    trainer: Any = FederatedCLI(arguments, **given).trainer
     # One rank says it: Lightning and torchrun kill the other ranks when one has failed.
     stopped_by = trainer.stopped_by if trainer.is_global_zero else 0
     return 128 + stopped_by if stopped_by else 0

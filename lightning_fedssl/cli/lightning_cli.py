@@ -63,6 +63,8 @@ class FederatedCLI(LightningCLI):
         datamodule_class: type[FederatedDataModule] = FederatedDataModule,
         parser_kwargs: dict[str, Any] | None = None,
     ) -> None:
+        # Lightning advises against arguments that are not those of the process.
+        warnings.filterwarnings("ignore", ".*args parameter is intended to run from within Python")
         super().__init__(
             model_class=FederatedAlgorithm,
             datamodule_class=datamodule_class,
@@ -157,7 +159,6 @@ def quiet() -> Iterator[None]:
     message of the seed.
     """
     with run_logger.quiet("lightning.fabric.utilities.seed"):
-        warnings.filterwarnings("ignore", ".*args parameter is intended to run from within Python")
         warnings.filterwarnings("ignore", "The `srun` command is available")
         yield
 

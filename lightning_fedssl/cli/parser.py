@@ -9,7 +9,7 @@ import difflib
 import logging
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,6 +23,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning_fedssl.cli.config_files import CONFIGS, find_config
 from lightning_fedssl.cli.messages import one_line
 from lightning_fedssl.cli.public import PARTS
+from lightning_fedssl.comparison.plan import flat
 from lightning_fedssl.storage.optional import how_to_install
 from lightning_fedssl.storage.other_names import OTHER_NAMES
 from lightning_fedssl.trainer import FederatedTrainer
@@ -97,18 +98,20 @@ class ConfigFile(ActionConfigFile):
         is_mapping = str(values).startswith("{")
         parser.reading = "" if is_mapping else f"{values}: "
         path = values if is_mapping else str(find_config(str(values)))
-        if Path(path).is_relative_to(CONFIGS):
-            if parser.own:
-                _log.warning(
-                    "%s comes after %s and replaces what both set: give your own file last",
-                    values,
-                    parser.own,
-                )
-        elif not is_mapping:
-            parser.own = values
         super().__call__(parser, cfg, path, option_string)  # type: ignore[no-untyped-call]
         parser.validate(cfg, skip_required=True)
         parser.reading = ""
+        if is_mapping:
+            return
+        keys = dict(flat("", load_yaml(Path(path).read_text(encoding="utf-8"))))
+        if not Path(path).is_relative_to(CONFIGS):
+            parser.own = {**parser.own, **keys}
+        elif lost := [f"{k}: {v}" for k, v in parser.own.items() if keys.get(k, v) != v]:
+            _log.warning(
+                "%s replaces what a file of your own says before it, %s: give your own file last",
+                values,
+                ", ".join(lost),
+            )
 
 
 class Parser(LightningArgumentParser):
@@ -117,8 +120,8 @@ class Parser(LightningArgumentParser):
     reading = ""
     """The configuration file that is being read."""
 
-    own = ""
-    """The last configuration file that is the user's own."""
+    own: Mapping[str, Any] = {}
+    """The keys of the user's own configuration files."""
 
     @classmethod
     def of_command(cls, name: str, description: str) -> Parser:

@@ -244,7 +244,9 @@ def differing_keys(runs: Sequence[Run]) -> list[str]:
     """
     values: dict[str, dict[str, list[str]]] = {}
     for run in {run.entry.label: run for run in runs}.values():
-        for key, value in _flat("", json.loads(_canonical(run.resolved.config))):
+        for key, value in flat("", json.loads(_canonical(run.resolved.config))):
+            if key.endswith("model.class_path"):
+                continue
             values.setdefault(key, {}).setdefault(str(value), []).append(run.entry.label)
     found = []
     for key, labels in sorted(values.items()):
@@ -254,15 +256,14 @@ def differing_keys(runs: Sequence[Run]) -> list[str]:
     return found
 
 
-def _flat(prefix: str, config: Any) -> Iterator[tuple[str, Any]]:
+def flat(prefix: str, config: Any) -> Iterator[tuple[str, Any]]:
     """The plain values of nested mappings with their dotted keys, without ``init_args``."""
     if not isinstance(config, dict):
         yield prefix, config
         return
     for name, value in config.items():
         key = prefix if name == "init_args" else f"{prefix}.{name}".lstrip(".")
-        if not key.endswith("model.class_path"):
-            yield from _flat(key, value)
+        yield from flat(key, value)
 
 
 def _network(run: Run) -> Any:
@@ -273,7 +274,7 @@ def partition_key(data: Keys) -> str:
     """The keys of ``data`` that the partition depends on, with their values, as JSON; a class with
     empty ``init_args`` is the same as one without.
     """
-    kept = dict(_flat("", exclude(data, NOT_IN_THE_PARTITION)))
+    kept = dict(flat("", exclude(data, NOT_IN_THE_PARTITION)))
     return json.dumps(kept, sort_keys=True, default=str)
 
 

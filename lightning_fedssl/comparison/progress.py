@@ -33,7 +33,7 @@ class SuiteProgress:
         seconds = time.monotonic() - self._began
         if seconds < self._next:
             return
-        self._next = seconds + min(FIRST + seconds / 4, 60 * FIRST)
+        self._next = seconds + min(FIRST + seconds / 4, 600)
         done, total = self._done(), sum(run.max_rounds for run in self._runs)
         left = tqdm.format_interval(seconds * (total - done) / max(done - self._before, 1))
         print(f"  all runs: round {done} of {total}, about {left} left", flush=True)

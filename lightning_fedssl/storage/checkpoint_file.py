@@ -214,8 +214,9 @@ def find(ckpt_path: str | Path, root: Path) -> Path:
     newest_file = newest and newest.with_name(f"{ckpt_path}.ckpt")
     if newest_file is None or not newest_file.is_file():
         raise FileNotFoundError(
-            f"ckpt_path: {newest_file or root / f'**/{ckpt_path}.ckpt'} does not exist: set "
-            "trainer.default_root_dir to the folder of the run, or give the path of a .ckpt file "
+            f"ckpt_path: {newest_file or root / f'**/{ckpt_path}.ckpt'} does not exist: give the "
+            "folder of the run as --default_root_dir (in Python and to fit and test as "
+            "trainer.default_root_dir), or as ckpt_path the path of a .ckpt file "
             "(best.ckpt is written by runs that log what FederatedCheckpoint monitors; last is the "
             "model of the last round)"
         )

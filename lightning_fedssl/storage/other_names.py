@@ -66,6 +66,7 @@ OTHER_NAMES = {
     "node_rank": _FABRIC,
     "init_module": _FABRIC,
     "gpus": "give --trainer.accelerator gpu and --trainer.devices with their number",
+    "csv": "give --trainer.logger CSVLogger --trainer.logger.save_dir with a folder",
     "resume": "give --ckpt_path last",
     "resume_from_checkpoint": "give --ckpt_path last, or a file",
     "ckpt": "give --ckpt_path last, or a file",

@@ -55,9 +55,7 @@ def test_the_result_is_printed_with_and_without_progress(
     assert lines[-1] == f"next: lightning-fedssl export --ckpt_path {trainer.log_dir}/checkpoints/{name}.ckpt"
 
 
-def test_a_run_without_validation_prints_a_tenth_of_its_rounds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_validation_each_tenth_round_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = toy_trainer(tmp_path, max_rounds=25, enable_progress_bar=True, logger=False)
     trainer.fit(toy_semifl(), ToyData(validation=0))
     rounds = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("round")]

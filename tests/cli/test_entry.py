@@ -39,11 +39,18 @@ def test_the_console_script_finds_a_method_in_the_working_folder(folder: Path) -
     assert "a round of my own method" in result.stdout
 
 
-def test_fit_alone_takes_the_configuration_of_the_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_takes_the_configuration_of_the_package_and_options_of_a_file_of_rows(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
-    monkeypatch.setattr(FederatedTrainer, "fit", lambda trainer, model, datamodule, **_: asked.append(model))
+    monkeypatch.setattr(FederatedTrainer, "fit", lambda trainer, model, datamodule, **_: asked.append(datamodule))
     assert main(["fit"]) == 0
-    assert type(asked[0]).__name__ == "SemiFL"
+    assert asked[0].num_labels == 50
+    Path("t.csv").write_text("site,x,label\n" + "N,1,a\nS,2,b\n" * 9)
+    given = "fit --config presets/table.yaml --data.num_labels 4 --data.dataset t.csv --data.dataset.client_column site"
+    monkeypatch.setattr(sys, "argv", ["lightning-fedssl", *given.split()])
+    assert main() == 0
+    assert type(asked[1].source).__name__ == "Table"
 
 
 @pytest.mark.parametrize(

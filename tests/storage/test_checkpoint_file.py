@@ -223,7 +223,7 @@ def test_best_is_never_that_of_an_older_run(tmp_path: Path) -> None:
     written(older, "best", "last", stamp=100, **state_of_best(3))
     written(newest, "last", stamp=200, callbacks={"FederatedCheckpoint{}": {"best_value": None, "best_round": 0}})
     assert checkpoint_file.find("last", tmp_path) == newest / "checkpoints/last.ckpt"
-    with pytest.raises(FileNotFoundError, match=r"version_1.*best\.ckpt does not exist: set trainer.default_root_dir"):
+    with pytest.raises(FileNotFoundError, match=r"version_1.*best\.ckpt does not exist: give the folder"):
         checkpoint_file.find("best", tmp_path)
 
 
