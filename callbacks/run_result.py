@@ -35,8 +35,9 @@ class RunResult(FederatedCallback):
     def on_fit_end(  # type: ignore[override]
         self, trainer: TrainerView, algorithm: FederatedAlgorithm
     ) -> None:
-        """Write the file; for an interrupted run it has the metrics of the last round, and there
-        is no row.
+        """Write the file, and a row of the table of runs.
+
+        For an interrupted run the file has the metrics of the last round, and no row is written.
         """
         _write(trainer, algorithm)
         name = f"test/{trainer.datamodule.task.monitor}"

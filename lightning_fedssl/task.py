@@ -258,11 +258,11 @@ class _Softmax(Task):
         self._losses = criterion() if criterion else None
 
     def clean_targets(self, targets: Tensor) -> Tensor:
-        """See the base class; a channel of a mask, or of a label, is left out."""
+        """Class numbers; a channel of a mask, or of a label, is left out."""
         return super().clean_targets(targets.squeeze(1) if targets.dim() in (2, 4) else targets)
 
     def count(self, targets: Tensor) -> int:
-        """See the base class."""
+        """The largest class number plus 1."""
         return int(targets.to(torch.int64).max()) + 1
 
     def entry_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -277,7 +277,7 @@ class _Softmax(Task):
         return losses.sum() / self._weights_of(outputs, targets).sum().clamp(min=1e-7)
 
     def labeled_weight(self, outputs: Tensor, targets: Tensor) -> Tensor | int:
-        """See the base class."""
+        """The sum of the weights of the labels."""
         return self._weights_of(outputs, targets).sum()
 
     def labeled_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -325,21 +325,21 @@ class _Softmax(Task):
         return pseudo_label(outputs, threshold, soft=soft)
 
     def hard(self, labels: Tensor) -> Tensor:
-        """See the base class."""
+        """The class with the largest probability; class numbers as they are."""
         return labels.argmax(dim=1) if labels.is_floating_point() else labels
 
     def true_probability(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, float]:
-        """See the base class."""
+        """The softmax probability of the true class, and that of chance."""
         found = torch.softmax(outputs, dim=1).gather(1, targets.clamp(min=0).unsqueeze(1))
         return found.squeeze(1), 1 / outputs.shape[1]
 
     def frequency(self, probabilities: Tensor, labels: Tensor) -> Tensor:
-        """See the base class."""
+        """The mean predicted share of each label's class, relative to the largest."""
         share = probabilities.mean(dim=[0, *range(2, probabilities.dim())])
         return (share / share.max())[labels]
 
     def divergences(self, outputs: Tensor, probabilities: Tensor) -> Tensor:
-        """See the base class."""
+        """``KL(probabilities || softmax(outputs))`` of each entry."""
         return kl_divergence(outputs, probabilities)
 
     def _check_weights(self, num_classes: int) -> None:
@@ -372,12 +372,12 @@ class Classification(_Softmax):
     def checked(
         self, targets: Tensor, num_classes: int, source: str, allow_missing: bool = False
     ) -> Tensor:
-        """See the base class."""
+        """Class numbers int64 ``(N,)``."""
         self._check_weights(num_classes)
         return check_labels(targets, num_classes, source, allow_missing)
 
     def missing(self, count: int, like: Tensor) -> Tensor:
-        """See the base class."""
+        """-1 ``(count,)``."""
         return torch.full((count,), -1)
 
     def strata(self, targets: Tensor, num_classes: int) -> Tensor:
@@ -389,7 +389,7 @@ class Classification(_Softmax):
         return F.cross_entropy(outputs, targets)
 
     def labeled_weight(self, outputs: Tensor, targets: Tensor) -> Tensor | int:
-        """See the base class."""
+        """The number of labels, or the sum of their weights."""
         weighted = self.class_weights is not None
         return super().labeled_weight(outputs, targets) if weighted else len(targets)
 
@@ -418,7 +418,7 @@ class Segmentation(_Softmax):
     def checked(
         self, targets: Tensor, num_classes: int, source: str, allow_missing: bool = False
     ) -> Tensor:
-        """See the base class; -1 marks pixels that do not count, in every part of the data."""
+        """Class numbers int64 ``(N, height, width)``; -1 marks pixels that do not count."""
         self._check_weights(num_classes)
         whole = targets.to(torch.int64)
         wrong = (whole != targets.double()) | (whole < -1) | (whole >= num_classes)
@@ -461,7 +461,7 @@ class MultiLabel(Task):
     def checked(
         self, targets: Tensor, num_classes: int, source: str, allow_missing: bool = False
     ) -> Tensor:
-        """See the base class."""
+        """0, 1, or -1 for unknown, int64 ``(N, classes)``."""
         wrong = (targets != 0) & (targets != 1) & (targets != -1)
         if not allow_missing:  # a sample without any label is of no use
             wrong |= (targets < 0).all(dim=-1, keepdim=True)
@@ -508,16 +508,16 @@ class MultiLabel(Task):
         return PseudoLabels(p if soft else self.hard(p), confidence, confidence >= threshold)
 
     def hard(self, labels: Tensor) -> Tensor:
-        """See the base class."""
+        """1 where the probability is at least a half."""
         return (labels >= 0.5).long()
 
     def true_probability(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, float]:
-        """See the base class."""
+        """The probability of each true answer, and that of chance, a half."""
         p = torch.sigmoid(outputs)
         return torch.where(targets == 1, p, 1 - p), 0.5
 
     def frequency(self, probabilities: Tensor, labels: Tensor) -> Tensor:
-        """See the base class; each class is compared with its absence."""
+        """The predicted share of each answer, relative to the more frequent of both."""
         share = probabilities.mean(dim=0)
         return torch.where(labels == 1, share, 1 - share) / torch.maximum(share, 1 - share)
 
@@ -568,7 +568,7 @@ class Regression(Task):
     def checked(
         self, targets: Tensor, num_classes: int, source: str, allow_missing: bool = False
     ) -> Tensor:
-        """See the base class."""
+        """Float32 ``(N, outputs)``; NaN where a number is missing."""
         wrong = targets.isinf() if allow_missing else ~targets.isfinite()
         if not {self._mean.numel(), self._std.numel()} <= {1, num_classes}:
             raise ValueError(
@@ -585,7 +585,7 @@ class Regression(Task):
         return targets.float()
 
     def advice(self, targets: Tensor) -> str:
-        """See the base class; targets far from the numbers of a new network."""
+        """Names targets far from the outputs of a new network."""
         if len(targets) < 2:
             return ""
         mean = targets.double().nanmean(dim=0)
@@ -601,15 +601,15 @@ class Regression(Task):
         )
 
     def clean_targets(self, targets: Tensor) -> Tensor:
-        """See the base class."""
+        """Numbers ``(N, outputs)``, also from one number for each sample."""
         return targets[:, None] if targets.dim() == 1 else targets
 
     def missing(self, count: int, like: Tensor) -> Tensor:
-        """See the base class."""
+        """NaN ``(count, outputs)``."""
         return torch.full((count, *like.shape[1:]), torch.nan, device=like.device)
 
     def known(self, targets: Tensor) -> Tensor:
-        """See the base class."""
+        """Where a number is not NaN."""
         return ~targets.isnan()
 
     def strata(self, targets: Tensor, num_classes: int) -> Tensor:
@@ -640,11 +640,11 @@ class Regression(Task):
         return outputs * std + mean
 
     def target_normalization(self) -> dict[str, Any]:
-        """See the base class."""
+        """The configured mean and deviation."""
         return {"mean": self.mean, "std": self.std}
 
     def distances(self, outputs: Tensor, others: Tensor) -> Tensor:
-        """See the base class; in units of ``std``."""
+        """The mean squared distance in units of ``std``: ``(n,)``."""
         return (outputs - others).square().flatten(1).mean(dim=1)
 
 

@@ -25,7 +25,7 @@ class Experiment(NamedTuple):
     """What a configuration describes.
 
     Attributes:
-        trainer: The trainer.
+        trainer: The trainer, not started.
         model: The method.
         datamodule: The data and their partition.
     """

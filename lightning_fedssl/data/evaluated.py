@@ -68,7 +68,7 @@ def new_files(root: Path, pixels: bool, reading: Reading) -> list[str]:
 
     Raises:
         FileNotFoundError: If there is no such folder, or no image in it.
-        ValueError: If the samples are no pixels.
+        ValueError: If the samples of the data set are not 8-bit pixels.
     """
     if not pixels:
         raise ValueError(

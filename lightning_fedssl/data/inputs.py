@@ -108,7 +108,7 @@ class Inputs:
         return views_of(spec, self.weak, self.strong, dtype, self.per_pixel)
 
     def check(self, samples: Tensor) -> None:
-        """Refuse views of the user's own that are no function of a sample and its key.
+        """Refuse views of the user's own that depend on more than a sample and its key.
 
         Args:
             samples: A few stored samples.

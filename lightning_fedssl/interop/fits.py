@@ -414,7 +414,7 @@ class SendsCounters(FederatedAlgorithm):
         return [f"network.{name}" for name in counters_of(cast(Any, self).network)]
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
-        """See the base class; of counters the largest remain."""
+        """Sum the updates; of counters the largest remain."""
         largest: State = {}
         names = self._counters()
 

@@ -163,7 +163,7 @@ class SimulatedFederation(RunFederation):
     simulated = True
 
     def reachable(self, clients: Sequence[int]) -> Sequence[int]:
-        """See :meth:`Federation.reached`."""
+        """All of them: a simulation reaches every client."""
         return clients
 
     def moments(

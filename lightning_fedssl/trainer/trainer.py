@@ -431,13 +431,13 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
     def save_checkpoint(
         self, path: str | Path, weights_only: bool | None = None, storage_options: Any = None
     ) -> None:
-        """See :class:`~lightning_fedssl.run.TrainerView`."""
+        """Write a checkpoint; only rank 0 writes, and all ranks wait for it."""
         if self.is_global_zero and not self.fast_dev_run:
             checkpointing.save(self.run, Path(path), bool(weights_only))
         self.fabric.barrier()
 
     def save_model(self, folder: str | Path) -> None:
-        """See :class:`~lightning_fedssl.run.TrainerView`."""
+        """Write the weights and their description; only rank 0 writes."""
         if self.is_global_zero and not self.fast_dev_run:
             checkpointing.save_model(self.run, Path(folder))
         self.fabric.barrier()
@@ -445,12 +445,12 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
     def train_beside(
         self, folder: str, steps: int | None = None, places: Tensor | None = None
     ) -> Beside:
-        """See :class:`~lightning_fedssl.run.TrainerView`."""
+        """Train what the run is compared with, on this rank by itself."""
         return beside.train(self, type(self), folder, steps, places)
 
     @property
     def table_row(self) -> dict[str, str | float | bool]:
-        """See :class:`~lightning_fedssl.run.TrainerView`."""
+        """The settings of trainer, data and model by their keys."""
         return table_row_of(self.run)
 
 
@@ -484,7 +484,7 @@ def run_command(
 
     Args:
         fabric: The ranks; in a spawned process not the caller's.
-        trainer: The trainer.
+        trainer: The trainer, or in a spawned process its copy.
         stage: The command.
         make_federation: Makes what the algorithm may ask of the run.
         report: What the calling process learns.

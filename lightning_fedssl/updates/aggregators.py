@@ -138,7 +138,7 @@ class TrimmedMean(Aggregator):
         self.share = share
 
     def min_updates(self) -> int:
-        """See :meth:`Aggregator.min_updates`."""
+        """The smallest number of updates of which one is left out at either end."""
         return math.ceil(1 / self.share)
 
     def aggregate(self, updates: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class Krum(Aggregator):
         self.attackers = attackers
 
     def min_updates(self) -> int:
-        """See :meth:`Aggregator.min_updates`."""
+        """``2 f + 3``: of fewer, f equal attackers are closest to each other."""
         return 2 * self.attackers + 3
 
     def aggregate(self, updates: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ class GaussianNoise(BatchView):
         self.std = _from_0_to(math.inf, std, "std of GaussianNoise")
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
-        """See the base class."""
+        """Add noise to ``(n, ...)``, drawn from the keys ``(n,)``."""
         u, v = sampling.uniform(keys, 2 * x[0].numel()).to(x.dtype).chunk(2, dim=1)
         noise = (-2 * (1 - u).log()).sqrt() * (2 * math.pi * v).cos()  # Box and Muller, 1958
         return x + self.std * noise.view_as(x)
@@ -62,7 +62,7 @@ class Scaling(BatchView):
         self.by = _from_0_to(math.inf, by, "by of Scaling")
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
-        """See the base class."""
+        """Scale ``(n, ...)``, one factor for each sample."""
         u = sampling.uniform(keys, 1).to(x.dtype).view(-1, *[1] * (x.ndim - 1))
         return x * (1 + self.by * (2 * u - 1))
 
@@ -78,7 +78,7 @@ class TimeMask(BatchView):
         self.share = _from_0_to(1, share, "share of TimeMask")
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
-        """See the base class."""
+        """Mask ``(n, channels, time)``, one interval for each sample."""
         length = x.shape[-1]
         width = round(self.share * x.shape[-1])
         first = (sampling.uniform(keys, 1) * (length - width + 1)).long()
@@ -98,7 +98,7 @@ class FeatureMask(BatchView):
         self.probability = _from_0_to(1, probability, "probability of FeatureMask")
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
-        """See the base class."""
+        """Mask values of ``(n, ...)`` independently."""
         return x.masked_fill(
             (sampling.uniform(keys, x[0].numel()) < self.probability).view_as(x), 0
         )
@@ -115,7 +115,7 @@ class Compose(BatchView):
         self.views = list(map(adapt, views))
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
-        """See the base class."""
+        """Apply the views in order to ``(n, ...)``."""
         for number, view in enumerate(self.views):
             x = view(x, sampling.fold_in(keys, number))
         return x
@@ -137,7 +137,7 @@ class PerSample(BatchView):
         self.transform = transform
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
-        """See the base class."""
+        """Transform the samples of ``(n, ...)`` one after another."""
         states = torch.get_rng_state(), np.random.get_state(), random.getstate()
         try:
             views = list(map(self._one, x.cpu(), keys.tolist()))

@@ -109,7 +109,7 @@ class Stratified(_LabelsAtClients):
         return list(range(num_classes))
 
     def unlabeled_counts(self, sizes: Counts, quotas: Counts, generator: Generator) -> Counts:
-        """Equal shares of all images, less the labelled ones; see the base class."""
+        """Equal shares of all images, less the labelled ones: ``(clients, classes)``."""
         clients = len(quotas)
         totals = sizes + quotas.sum(axis=0)
         shares = np.repeat(totals[None] // clients, clients, axis=0)
@@ -169,7 +169,7 @@ class LabeledClasses(_LabelsAtClients):
     def classes_of_clients(
         self, num_clients: int, num_classes: int, generator: Generator
     ) -> list[list[int]]:
-        """Neighbouring or random classes, by ``pairs``; see the base class."""
+        """Neighbouring or random classes, by ``pairs``, in ascending order for each client."""
         neighbours = super().classes_of_clients(num_clients, num_classes, generator)
         if self.pairs == "even":
             return neighbours
@@ -182,7 +182,7 @@ class LabeledClasses(_LabelsAtClients):
         return classes
 
     def unlabeled_counts(self, sizes: Counts, quotas: Counts, generator: Generator) -> Counts:
-        """One Dirichlet draw over the clients per class, or for all; see the base class."""
+        """One Dirichlet draw over the clients per class, or for all: ``(clients, classes)``."""
         count = 1 if self.draws == "amounts" else len(sizes)
         draws = dirichlet_rows(self.alpha, count, len(quotas), generator)
         draws = np.broadcast_to(draws, (len(sizes), len(quotas)))

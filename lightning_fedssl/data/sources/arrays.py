@@ -113,7 +113,7 @@ class Datasets(DataSource):
         self._loaded: LoadedData | None = None
 
     def load(self) -> LoadedData:
-        """Reads every sample once; see the base class."""
+        """Read every sample once; later calls return the same."""
         self._loaded = self._loaded or self._read()
         return self._loaded
 
@@ -143,7 +143,9 @@ class Datasets(DataSource):
         if not self.class_names and "one class" in self.task.gives:
             self.reading.warn_of_classes(names, numbers["train"])
         clients, test_clients, client_names = number_clients(self._training_ids(), self.ids["test"])
-        if clients is not None and self.ids["train"] is None:  # the server's samples are no one's
+        if (
+            clients is not None and self.ids["train"] is None
+        ):  # the server's samples belong to no client
             clients = torch.cat([torch.full((len(numbers["train"]),), -1), clients])
         train = [part for part in ("train", "unlabeled") if part in samples]
         x = torch.cat([samples[part] for part in train])
@@ -442,7 +444,7 @@ def as_pixels(parts: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _pixel_scale(samples: Tensor) -> int:
-    """By which number the values of images become those of 8 bits; 0 if they are no images."""
+    """The factor that turns the values of images into 8-bit pixels; 0 for other samples."""
     if samples.dim() != 4 or samples.shape[1] not in (1, 3):
         return 0
     low, high = samples.aminmax()

@@ -20,7 +20,7 @@ class BreastCancer(DataSource):
     """
 
     def load(self) -> LoadedData:
-        """See the base class."""
+        """The rows as float32 ``(569, 30)``, in their two parts."""
         bunch = importlib.import_module("sklearn.datasets").load_breast_cancer()
         labels = torch.from_numpy(bunch.target).long()
         values = torch.from_numpy(bunch.data).float()
@@ -48,7 +48,7 @@ class Signals(DataSource):
         self.seed = seed
 
     def load(self) -> LoadedData:
-        """See the base class."""
+        """Generate the signals, float32 ``(count, 1, 64)``, in their two parts."""
         generator = np.random.default_rng(self.seed)
         labels = np.arange(self.count) % 3
         frequency = generator.uniform(2, 5, (self.count, 1))

@@ -121,7 +121,7 @@ class ImageList(DataSource):
         )
 
     def load(self) -> LoadedData:
-        """Decodes the images, or opens those in ``cache_dir``; see the base class."""
+        """Decode the images, or open those in ``cache_dir``."""
         spec = self.describe()
         lists = self._listed()
         train = _training(lists)
@@ -240,7 +240,7 @@ class ImageFolder(ImageList):
     usual_views: ClassVar[bool] = True
 
     def list_images(self) -> Lists:
-        """Lists the folders; see the base class."""
+        """List the images in the folders of the parts and classes."""
         return self._of_parts(self._of_classes)
 
     def _of_classes(self, root: Path) -> list[ListedImage]:
@@ -301,7 +301,7 @@ class ImageTable(ImageList):
         self.client_column = client_column
 
     def list_images(self) -> Lists:
-        """Reads the CSV file; see the base class."""
+        """Read the CSV file, and list its images by part."""
         of_labels = [*self.label_columns] or [self.label_column]
         columns = [self.file_column, self.split_column, *of_labels]
         client = self.client_column
@@ -333,11 +333,11 @@ class ImageTable(ImageList):
         return lists
 
     def classes_of(self, train: Sequence[ListedImage]) -> tuple[str, ...]:
-        """See the base class."""
+        """The label columns; without them the labels of the training images."""
         return (*self.label_columns,) or super().classes_of(train)
 
     def targets_of(self, images: Sequence[ListedImage], spec: DatasetSpec) -> Tensor:
-        """See the base class."""
+        """The numbers in the label columns, ``(images, columns)``; without them class numbers."""
         if not self.label_columns:
             return super().targets_of(images, spec)
         none = ["nan"] * len(self.label_columns)
@@ -373,7 +373,7 @@ class MaskFolders(ImageList):
         self.class_names = class_names
 
     def list_images(self) -> Lists:
-        """Lists the folders; see the base class."""
+        """List the images in the folders of the parts, each with its mask."""
         return self._of_parts(self._with_masks)
 
     def _with_masks(self, folder: Path) -> list[ListedImage]:
@@ -392,7 +392,7 @@ class MaskFolders(ImageList):
         return images_with_masks
 
     def classes_of(self, train: Sequence[ListedImage]) -> tuple[str, ...]:
-        """See the base class."""
+        """The configured names, in the order of the masks' numbers."""
         return (*map(str, self.class_names),)
 
     def targets_of(self, images: Sequence[ListedImage], spec: DatasetSpec) -> Tensor:
@@ -440,7 +440,7 @@ class SiteFolders(ImageList):
     """
 
     def list_images(self) -> Lists:
-        """Lists the folders; see the base class."""
+        """List the images in the folders of the sites and classes."""
         lists: Lists = {"train": [], "test": []}
         few: list[str] = []
         for site in visible_folders(Path(self.root), self._left_out):

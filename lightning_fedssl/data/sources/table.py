@@ -170,7 +170,7 @@ class Table(Datasets):
         self.inputs = [each for column in used for each in column.inputs(training)]
 
     def load(self) -> LoadedData:
-        """Reads the rows, and adds how they become numbers; see the base class."""
+        """Read the rows, and add to the specification how they become numbers."""
         loaded = super().load()
         spec = replace(loaded.spec, inputs=(*self.inputs,), label_column=self.label_column)
         return loaded._replace(spec=spec)
