@@ -10,7 +10,6 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from tqdm import tqdm
@@ -54,7 +53,7 @@ _MISSING = {"client/dropped": "dropped out", "client/refused": "rejected"}
 
 
 LAST_ROUNDS = 5
-"""Rounds from whose seconds the time left is taken: the first ones often train no client."""
+"""Rounds from whose seconds the time left is taken."""
 
 
 def repaints() -> bool:
@@ -154,9 +153,7 @@ class RoundProgress(FederatedCallback):
         self.of = of
         self._bar: tqdm[Any] | None = None
         self._parts: list[str] = []
-        self._clients = 0
         self._seconds: deque[float] = deque(maxlen=LAST_ROUNDS)
-        self._left = "?"
 
     def on_fit_start(  # type: ignore[override]
         self, trainer: TrainerView, algorithm: FederatedAlgorithm
@@ -218,9 +215,11 @@ class RoundProgress(FederatedCallback):
         """Show the round's scalars."""
         self._clients = len(trainer.cohort)
         self._seconds.append(metrics["time/round_s"])
-        left = fmean(self._seconds) * (trainer.max_rounds - trainer.round_index)
-        # Clients without a confident label have not trained yet, and later rounds take longer.
-        prefix = "at least " if left and metrics.get("client/mask_rate") == 0 else ""
+        # The slowest round but one: one of them may have waited for something else.
+        left = sorted(self._seconds)[-2:][0] * (trainer.max_rounds - trainer.round_index)
+        # As more labels become confident, clients take more steps, and rounds become longer.
+        grows = self._seconds[-1] > 1.2 * min(self._seconds) or metrics.get("client/mask_rate") == 0
+        prefix = "at least " if left and grows else ""
         self._left = prefix + tqdm.format_interval(left)
         self._parts = round_parts(metrics, len(trainer.datamodule.validation_labels))
         self._move(trainer)

@@ -122,16 +122,15 @@ def results_of(suite: Suite, outcomes: Sequence[Outcome]) -> Results:
 def legend(suite: Suite, task: Task) -> str:
     """What the columns of the tables mean."""
     metric = task.monitor.replace("_", " ")
-    side = "below" if task.larger_is_better else "above"
-    per_cent, points = (", per cent", ", in points,") if task.is_share else ("", "")
     text = (
         f"Seeds {', '.join(map(str, suite.seeds))}; each has its own partition and initial "
         f"weights, the same for all entries of a group. *test*: {metric} of the last round's model "
-        f"on the test images{per_cent}, mean ± standard deviation (n - 1) over seeds. *best*: the "
-        f"best validation {metric} of any round, which overestimates. *difference*: mean "
-        f"difference{points} to the group's first bound with the same seeds, with its 95 % "
-        f"interval (Student's t) from {FEWEST} seeds on: *undecided* if it contains 0, *contrary* "
-        f"if it is {side} 0. *steps on labels*: of the server, or of the clients where they have "
+        f"on the test images, mean ± standard deviation (n - 1) over seeds. *best*: the best "
+        f"validation {metric} of any round, which overestimates. *difference*: mean difference to "
+        f"the group's first bound with the same seeds, with its 95 % interval (Student's t) from "
+        f"{FEWEST} seeds on: *undecided* if it contains 0, *contrary* if the bound is better. "
+        "Shares are in per cent, their differences in points. *steps on labels*: of the server, or "
+        "of the clients where they have "
         "the labels; where they differ by more than a tenth from the bound's, the difference is "
         "not that of the methods alone, and no verdict is given."
     )

@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from tqdm import tqdm
@@ -30,7 +31,6 @@ def test_parts_of_a_round() -> None:
     [
         (0, "test accuracy 80.00%"),
         (355, "test accuracy 80.00% (284 of 355 samples, standard error 8 samples)"),
-        (5, "test accuracy 80.00% (4 of 5 samples, standard error 1 sample)"),
     ],
 )
 def test_a_result_has_its_standard_error_in_samples(samples: int, expected: str) -> None:
@@ -60,6 +60,14 @@ def test_without_validation_each_tenth_round_is_printed(tmp_path: Path, capsys: 
     trainer.fit(toy_semifl(), ToyData(validation=0))
     rounds = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("round")]
     assert rounds == [*(f"{number}/25" for number in range(2, 26, 2)), "25/25"]
+
+
+def test_the_time_left_grows_with_the_rounds() -> None:
+    progress, trainer, said = logging.RoundProgress(), mock.MagicMock(cohort=[], max_rounds=10), list[str]()
+    for trainer.round_index, seconds in enumerate((1, 2, 4, 4, 4, 4, 4), 1):
+        progress.on_round_end(trainer, mock.Mock(), {"time/round_s": seconds})
+        said.append(progress._left)
+    assert [*said[1:4], said[6]] == ["at least 00:08", "at least 00:14", "at least 00:24", "00:12"]
 
 
 class Terminal(io.StringIO):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from lightning_fedssl.comparison.verdicts import interval, verdict
@@ -20,13 +18,6 @@ def test_the_interval_of_differences_with_the_mean_3(differences: list[float], h
     found = interval(differences)
     assert (found.mean, found.count) == (3.0, len(differences))
     assert [found.low, found.high] == pytest.approx([3 - half_width, 3 + half_width], abs=0.001)
-
-
-def test_two_seeds_have_no_interval() -> None:
-    found = interval([3.0, 4.0])
-    assert (found.mean, found.count) == (3.5, 2)
-    assert math.isnan(found.low)
-    assert math.isnan(found.high)
 
 
 @pytest.mark.parametrize(
