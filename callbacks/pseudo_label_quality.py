@@ -164,8 +164,9 @@ class PseudoLabelQuality(FederatedCallback):
         client = algorithm.clients.staging
         assert client is not None, "pseudo-labels are reported while their client trains"
         data = trainer.datamodule
-        labels = data.task.classes_of(data.task.hard(pseudo.labels), data.num_classes)
-        truth = data.task.classes_of(data.true_labels(indices), data.num_classes)
+        classes = data.num_classes
+        labels = data.task.classes_of(data.task.hard(pseudo.labels), classes)
+        truth = data.task.classes_of(data.true_labels(indices), classes)
         if client not in self._wrong:
             labeled = pseudo._replace(labels=labels)
             self._wrong[client] = _most_wrong(indices, truth, labeled, data.task.per_pixel)

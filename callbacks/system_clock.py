@@ -75,7 +75,7 @@ class SystemClock(FederatedCallback):
         self, trainer: TrainerView, algorithm: FederatedAlgorithm, update: ClientUpdate
     ) -> None:
         """Add the client's steps and their work."""
-        work = update.num_steps * trainer.step_work[update.client]
+        work = update.num_steps * trainer.run.step_work[update.client]
         self._usages[update.client] += Usage(steps=update.num_steps, work=work)
 
     def on_server_batch_end(

@@ -41,7 +41,7 @@ from lightning_fedssl.functional.averaging import Sizes, State, Sums, WeightedSu
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.functional.dictionaries import exclude, select
 from lightning_fedssl.functional.frozen import freeze as freeze_weights
-from lightning_fedssl.functional.frozen import personal_names
+from lightning_fedssl.functional.frozen import personal_names, trained_weights
 from lightning_fedssl.functional.optimizer_states import set_learning_rate
 from lightning_fedssl.functional.optimizers import sgd
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
@@ -630,6 +630,10 @@ class FederatedAlgorithm(_Attributes, metaclass=NamesKeys):
         weight = kwargs.get("batch_size")
         client = self.clients.staging
         self.logged.append(Logged(name, value, 1 if weight is None else weight, client))
+
+    def uploaded_weights(self) -> list[str]:
+        """Names of the weights that clients upload: those that they train and do not keep."""
+        return [name for name in trained_weights(self) if name in self.server.parameters]
 
     def uploaded_buffers(self) -> list[str]:
         """Names of the floating buffers that clients upload for the average: none of static or

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from lightning.pytorch import Callback
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
+
+StepEnded = Callable[[int], object]
+"""Is called with the number of a step that has been made, from 0."""
 
 Call = tuple[str, tuple[Any, ...]]
 """A hook and its arguments behind the algorithm."""
@@ -51,6 +55,14 @@ class Hooks:
         """
         for callback in self.listeners[hook]:
             self._notify(callback, hook, *arguments)
+
+    def after_steps(self, hook: str) -> StepEnded | None:
+        """What calls a hook with the number of a step; None if no callback overrides it.
+
+        Args:
+            hook: Its name.
+        """
+        return partial(self.call, hook) if self.listeners[hook] else None
 
     def call_in_turn(self, calls: Sequence[Call], last: tuple[type[Callback], ...]) -> None:
         """Call several hooks: first all of most callbacks, then all of those that come last.

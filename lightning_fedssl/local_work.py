@@ -39,7 +39,8 @@ class LocalWork:
         payload: Tensors that ``on_client_end`` finds in the update's payload; they are uploaded
             unless it removes them.
         train: Trains the working module in place of the loop over ``batch``. It is called with the
-            number of steps, and with a function to call with the number of each step after it.
+            number of steps, and with a function to call with the number of each step after it, or
+            None.
     """
 
     num_samples: int
@@ -50,7 +51,7 @@ class LocalWork:
     epoch_steps: int = 0
     extra_download: State = field(default_factory=dict)
     payload: State = field(default_factory=dict)
-    train: Callable[[int, Callable[[int], None]], None] | None = None
+    train: Callable[[int, Callable[[int], object] | None], None] | None = None
 
     def limited(self, max_steps: int | None) -> LocalWork:
         """The same work with at most ``max_steps`` steps; None for no limit."""

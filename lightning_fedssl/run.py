@@ -25,6 +25,7 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.hooks import Hooks
 from lightning_fedssl.local_training import ClientsAtOnce, LocalTraining
+from lightning_fedssl.metrics.evaluation import EvaluationMetrics
 from lightning_fedssl.metrics.rounds import Metrics, Scalars
 from lightning_fedssl.round import Round
 from lightning_fedssl.state import Direction
@@ -114,6 +115,9 @@ class Run:
         client_optimizer: The optimizer of the clients' steps.
         server_optimizer: The optimizer of the server's steps.
         local_training: Trains the clients of a round.
+        metrics: The metrics of evaluations.
+        described: The settings that affect results, by key: what a checkpoint and a table of runs
+            hold (:func:`~lightning_fedssl.trainer.settings.settings_of`).
     """
 
     settings: Settings
@@ -135,6 +139,8 @@ class Run:
     client_optimizer: Optimizer = field(init=False)
     server_optimizer: Optimizer = field(init=False)
     local_training: LocalTraining = field(init=False)
+    metrics: EvaluationMetrics = field(init=False)
+    described: dict[str, Any] = field(init=False)
 
     def reset(self) -> None:
         """Set what callbacks can read to what it is before the first round."""
@@ -238,7 +244,6 @@ class TrainerView(Settings, ABC):
     round_index: int = _at("run.round.index")
     cohort: Sequence[int] = _at("run.round.cohort")
     participation: Mapping[int, Outcome] = _at("run.participation")
-    step_work: dict[int, float] = _at("run.step_work")
     clients_per_round: int = _at("run.clients_per_round")
     cohort_size: int = _at("run.cohort_size")
     evaluates_now: bool = _at("run.evaluates_now")
@@ -297,7 +302,7 @@ class TrainerView(Settings, ABC):
             value: A number, or a tensor without dimensions.
             weight: The weight of the value.
         """
-        self.scalars.log(name, value, weight, self.algorithm.clients.staging)
+        self.algorithm.log(name, value, batch_size=weight)
 
     def drops_out(self, client: int) -> bool:
         """Whether a client, selected or not, cannot send anything in this round."""

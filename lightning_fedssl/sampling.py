@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -178,26 +177,4 @@ def permutation(count: int, seed: int, *parts: int | str) -> Tensor:
     """A random order of ``count`` items: ``(count,)`` int64 on the CPU, as
     ``rng(...).permutation(count)`` gives it.
     """
-    return torch.from_numpy(_set_to(derive_key(seed, "permutation", *parts)).permutation(count))
-
-
-class _Reused(threading.local):
-    """A generator of each thread that is set to a key.
-
-    A new one requests entropy and takes four times as long.
-    """
-
-    def __init__(self) -> None:
-        self.philox = np.random.Philox(key=0)
-        self.generator = Generator(self.philox)
-        self.start = self.philox.state
-
-
-_reused = _Reused()
-
-
-def _set_to(key: int) -> Generator:
-    """The generator of this thread, at the start of a stream."""
-    _reused.start["state"]["key"][0] = key & (2**64 - 1)
-    _reused.philox.state = _reused.start
-    return _reused.generator
+    return torch.from_numpy(rng(seed, "permutation", *parts).permutation(count))

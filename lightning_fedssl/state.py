@@ -254,15 +254,16 @@ class ClientStore:
 
     Attributes:
         staging: The client of the current :meth:`stage` block; None outside.
+        staged: By client, what it has written since it started, until :meth:`commit` or
+            :meth:`discard`; ranks exchange it.
         files: The names of the files that hold clients' present states, by client as text; see
             :mod:`lightning_fedssl.storage.state_files`.
     """
 
     def __init__(self) -> None:
         self._kept: Changes = {}
-        self._staged: dict[int, Changes] = {}
+        self.staged: dict[int, Changes] = {}
         self.staging: int | None = None
-        self._changed: set[tuple[str, int]] = set()
         self.files: dict[str, str] = {}
 
     def get(self, client: int, kind: str) -> State:
@@ -273,7 +274,7 @@ class ClientStore:
             client: The client's number.
             kind: ``"optimizer"`` for optimizer states, any other name for a method's state.
         """
-        staged = {} if self.staging is None else self._staged.get(self.staging, {})
+        staged = {} if self.staging is None else self.staged.get(self.staging, {})
         return staged.get((kind, client), self._kept.get((kind, client), {}))
 
     def put(self, client: int, kind: str, state: State) -> None:
@@ -294,9 +295,9 @@ class ClientStore:
             )
         copied = map_values(lambda t: t.detach().to("cpu", copy=True), state)
         if self.staging is None:
-            self.apply({(kind, client): copied})
+            self._keep({(kind, client): copied})
         else:
-            self._staged.setdefault(self.staging, {})[kind, client] = copied
+            self.staged.setdefault(self.staging, {})[kind, client] = copied
 
     # Acceptance of updates.
 
@@ -320,40 +321,20 @@ class ClientStore:
 
     def commit(self, client: int) -> None:
         """Store the staged state of a client: its update is accepted, or it skipped the round."""
-        self.apply(self._staged.pop(client, {}))
+        self._keep(self.staged.pop(client, {}))
 
     def discard(self, client: int) -> None:
         """Drop the staged state of a client: its update is rejected."""
-        self._staged.pop(client, None)
+        self.staged.pop(client, None)
 
-    # Exchange between ranks.
-
-    def watch_changes(self) -> None:
-        """Begin a phase of client training, with nothing staged and no :meth:`changes`."""
-        self._staged.clear()
-        self._changed.clear()
-
-    def changes(self) -> Changes:
-        """The states stored since :meth:`watch_changes`."""
-        return {(kind, client): self.get(client, kind) for kind, client in sorted(self._changed)}
-
-    def apply(self, changes: Changes) -> None:
-        """Store states, such as the :meth:`changes` of another rank; the tensors are not copied."""
+    def _keep(self, changes: Changes) -> None:
+        """Store states; the tensors are not copied."""
         for key, state in changes.items():
-            self._changed.add(key)
             self.files.pop(str(key[1]), None)
             if state:
                 self._kept[key] = state
             else:
                 self._kept.pop(key, None)
-
-    def staged(self, client: int) -> Changes:
-        """What a client has written since it started."""
-        return self._staged.get(client, {})
-
-    def add_staged(self, client: int, changes: Changes) -> None:
-        """Stage what a client has written on another rank."""
-        self._staged[client] = changes
 
     # All states.
 

@@ -586,13 +586,11 @@ class Regression(Task):
 
     def advice(self, targets: Tensor) -> str:
         """Names targets far from the outputs of a new network."""
-        if len(targets) < 2:
-            return ""
         mean = targets.double().nanmean(dim=0)
         std = (targets - mean).square().nanmean(dim=0).sqrt()
-        far = ((mean - self._mean).square() + std.square() >= (_LARGE * self._std) ** 2).any()
-        unlike = self._std.numel() < len(std) and std.max() > _LARGE * std.min()
-        if not far and not unlike:
+        sizes = ((targets - self._mean) / self._std).square().nanmean(dim=0).sqrt()
+        is_large = bool(sizes.max() >= _LARGE * sizes.min().clamp(max=1))
+        if len(targets) < 2 or not is_large:
             return ""
         found = [", ".join(f"{number:.3g}" for number in numbers) for numbers in (mean, std)]
         return (

@@ -46,7 +46,6 @@ from lightning_fedssl.functional.dictionaries import (
     select,
     starting_with,
 )
-from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.local_training.moments import measure_moments
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import ClientUpdate, named_payload
@@ -260,7 +259,7 @@ class DeployedFederation(RunFederation):
     def train_clients(self) -> Iterator[ClientUpdate]:
         """Let the nodes train the cohort; the updates are yielded in the order of the cohort."""
         clients = self.start_clients()
-        self.run.scalars.count("client/trained", 0.0)
+        self.run.scalars.count({"client/trained": 0.0})
         return self.judge.accepted(self._train_at_nodes(clients))
 
     def train_jointly(self) -> Iterator[ClientUpdate]:
@@ -316,7 +315,7 @@ class DeployedFederation(RunFederation):
         answered = answers.keys() - failed
         if len(answered) < self.min_clients:
             answered = set()
-        count("client/absent", len(clients) - len(answered))
+        count({"client/absent": len(clients) - len(answered)})
         for client in clients:
             if client not in answered:
                 _log.warning(
@@ -332,8 +331,7 @@ class DeployedFederation(RunFederation):
                 self.judge.settle(client, f"sent a message that cannot be used: {error}")
                 continue
             if update is not None:
-                count("client/trained", 1.0)
-                count("client/images", float(update.num_samples))
+                count({"client/trained": 1.0, "client/images": float(update.num_samples)})
                 yield update
 
     def _order(self, client: int, batch_size: int = 0) -> dict[str, Any]:
@@ -391,7 +389,7 @@ class DeployedFederation(RunFederation):
             MessageError: If the message is not what the algorithm expects.
         """
         algorithm = self.run.algorithm
-        trained = select(trained_weights(algorithm), algorithm.server.parameters)
+        trained = algorithm.uploaded_weights()
         uploaded = algorithm.uploaded_buffers()
         payload = named_payload(getattr(algorithm, "client_payload", {}))
         expected = select(algorithm.server.model(), [*trained, *uploaded]) | payload
@@ -411,7 +409,7 @@ class DeployedFederation(RunFederation):
             done = torch.tensor(self.run.round.index)
             algorithm.clients.put(client, STATE, {"accepted": done})
             for name, (total, weight) in scalars.items():
-                self.run.scalars.log(name, total / weight, weight, client)
+                algorithm.log(name, total / weight, batch_size=weight)
             if update is not None:
                 self.transfer(client, "up", algorithm.upload_sizes(update))
                 self.run.hooks.call("on_client_end", update)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from operator import attrgetter
 
 import torch
 from torch import Tensor
-
-from lightning_fedssl.functional.dictionaries import map_values
 
 State = dict[str, Tensor]
 """Tensors by name: the parameters or buffers of a model, or other tensors that server and clients
@@ -78,4 +75,4 @@ def is_finite(tensors: Iterable[Tensor]) -> bool:
 
 def sizes_of(state: State) -> Sizes:
     """The size of each tensor of a state in bytes, by name."""
-    return map_values(attrgetter("nbytes"), state)
+    return {name: t.nbytes for name, t in state.items()}

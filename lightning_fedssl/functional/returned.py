@@ -43,25 +43,18 @@ def loss_of(
     return loss
 
 
-def check_type(
-    result: object, expected: type, algorithm: nn.Module, function: str, remedy: str
-) -> None:
-    """Refuse what a function of a method returned, if it has another type than the caller expects.
+def wrong_type(result: object, algorithm: nn.Module, function: str, remedy: str) -> ValueError:
+    """The error if a function of a method returned another type than the caller expects.
 
     Args:
         result: What the function returned.
-        expected: The type.
         algorithm: The method, whose class the message names.
         function: The name of the function.
         remedy: What to return instead.
-
-    Raises:
-        ValueError: Names the class and the function.
     """
-    if not isinstance(result, expected):
-        raise ValueError(
-            f"{type(algorithm).__name__}.{function} returned {described(result)}: return {remedy}"
-        )
+    return ValueError(
+        f"{type(algorithm).__name__}.{function} returned {described(result)}: return {remedy}"
+    )
 
 
 def described(value: object) -> str:

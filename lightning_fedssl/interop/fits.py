@@ -124,7 +124,7 @@ class FitsLightningModule(FederatedAlgorithm):
         count = samples_of(loaders)
         steps = int(epochs) * max(map(len, loaders.values()), default=0)
 
-        def train(num_steps: int, batch_ended: Callable[[int], None]) -> None:
+        def train(num_steps: int, batch_ended: Callable[[int], object] | None) -> None:
             fit = Fit(self, data.party, list(loaders), int(epochs), steps, batch_ended)
             key = sampling.derive_key(data.seed, "loader", data.round, data.party)
             batches = loaders if len(loaders) > 1 else next(iter(loaders.values()))
@@ -280,7 +280,7 @@ class Fit(Clock):
         kinds: The kinds of its batches.
         epochs: The epochs of a fit.
         steps: The steps of a fit.
-        batch_ended: Called with the number of each step.
+        batch_ended: Called with the number of each step, if somebody listens.
     """
 
     def __init__(
@@ -290,7 +290,7 @@ class Fit(Clock):
         kinds: list[str],
         epochs: int,
         steps: int,
-        batch_ended: Callable[[int], None],
+        batch_ended: Callable[[int], object] | None,
     ) -> None:
         rounds = method.current_round.index - 1
         super().__init__(epochs * rounds, steps * rounds)
@@ -347,7 +347,8 @@ class Fit(Clock):
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """Report a step."""
         self.batch = None
-        self.batch_ended(trainer.fit_loop.total_batch_idx)
+        if self.batch_ended:
+            self.batch_ended(trainer.fit_loop.total_batch_idx)
 
     def scalars(self, trainer: Trainer) -> dict[str, float | Tensor]:
         """What the module has logged, the server's after ``server/``; the loss and the rate."""

@@ -66,8 +66,6 @@ class LocalTraining:
         clients_at_once: Clients trained together; ``auto``: as :func:`cpu_stack_size` and
             :func:`cuda_stack_size` say, or all clients of a rank for split learning on a CUDA
             device.
-        watchers: Names of callbacks that read the working module after each step of a client; with
-            one of these, clients train sequentially.
 
     Attributes:
         refusal: Why clients train one after another although ``clients_at_once`` is above 1; empty
@@ -75,11 +73,8 @@ class LocalTraining:
         memory: The stacked tensors and recorded steps of the run.
     """
 
-    def __init__(
-        self, clients_at_once: ClientsAtOnce = "auto", watchers: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, clients_at_once: ClientsAtOnce = "auto") -> None:
         self.clients_at_once = clients_at_once
-        self.watchers = watchers
         self.refusal = ""
         self.memory = StackMemory()
 
@@ -170,8 +165,8 @@ class LocalTraining:
                 f"the optimizer {name} is not known to update every weight separately; SGD, Adam "
                 "and most others of torch.optim are"
             )
-        elif self.watchers and not isinstance(phase, JointPhase):
-            reason = f"{', '.join(self.watchers)} reads the model after every step"
+        elif phase.batch_ended and not isinstance(phase, JointPhase):
+            reason = "a callback reads the model after every step (on_client_batch_end)"
         elif _scales_loss(phase.fabric):
             reason = "trainer.precision scales the loss of each client"
         if reason:

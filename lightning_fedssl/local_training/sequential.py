@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -33,7 +34,7 @@ from lightning_fedssl.functional.optimizer_states import (
 )
 from lightning_fedssl.functional.optimizers import steps_are_alike
 from lightning_fedssl.functional.recorded import Function, Recorded, Values
-from lightning_fedssl.functional.returned import LossError, check_type, loss_of
+from lightning_fedssl.functional.returned import LossError, loss_of, wrong_type
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors
 
@@ -54,10 +55,6 @@ class LocalTrainingObserver(Protocol):
             sizes: Bytes that it has downloaded, by name.
             received: The broadcast; its tensors are not copied.
         """
-        return
-
-    def client_batch_ended(self, step: int) -> None:
-        """A client has made a step."""
         return
 
     def client_ended(self, update: ClientUpdate) -> None:
@@ -86,9 +83,11 @@ class ClientPhase:
         algorithm: The working module; its weights are overwritten.
         optimizer: The clients' optimizer over its weights; its learning rate is set.
         fabric: For the precision, the backward pass and the optimizer's steps.
-        observer: Is called at every start, step and end.
+        observer: Is called at every start and end.
         max_steps: Steps of a client at most; None for no limit.
         server: What the clients receive; the algorithm on this machine if left out.
+        batch_ended: Called after each step of a client, if somebody listens; then clients that
+            train without the server are not stacked.
     """
 
     algorithm: FederatedAlgorithm
@@ -97,12 +96,35 @@ class ClientPhase:
     observer: LocalTrainingObserver
     max_steps: int | None = None
     server: ServerSide | None = None
+    batch_ended: Callable[[int], object] | None = None
+
+    @cached_property
+    def uploaded(self) -> tuple[list[str], list[str]]:
+        """The names of the weights and of the buffers that clients upload."""
+        return self.algorithm.uploaded_weights(), self.algorithm.uploaded_buffers()
+
+    def update(self, tensors: State, data: LocalData, work: LocalWork) -> ClientUpdate:
+        """The update of a client that has made its steps.
+
+        Args:
+            tensors: The client's weights and buffers; weights that it does not have are not sent.
+            data: Its data.
+            work: Its steps.
+        """
+        weights, buffers = self.uploaded
+        return ClientUpdate(
+            data.party,
+            {name: tensors[name].detach() for name in weights if name in tensors},
+            {name: tensors[name] for name in buffers},
+            work.num_samples,
+            work.num_steps,
+            dict(work.payload),
+        )
 
     def start(self, live: LiveTensors, data: LocalData) -> LocalWork:
         """Load what a client receives into the working module, and let the client prepare its work.
 
-        What the client writes to the client store is staged; it is committed at once if the client
-        skips the round, because there will be no update to accept.
+        What the client writes to the client store is staged.
 
         Args:
             live: The weights and buffers of the working module.
@@ -113,18 +135,18 @@ class ClientPhase:
         server = self.server or algorithm
         with algorithm.clients.stage(party):
             received = server.broadcast(party)
-            check_type(received, Mapping, algorithm, "broadcast", "tensors by name")
-            live.load(received)
-            live.load(algorithm.own_part(party))
+            if not isinstance(received, Mapping):
+                raise wrong_type(received, algorithm, "broadcast", "tensors by name")
+            live.load({**received, **algorithm.own_part(party)})
             with own_random_stream(data, "before training"):
                 work = algorithm.on_client_start(data)
-            check_type(work, LocalWork, algorithm, "on_client_start", "a LocalWork")
+            if not isinstance(work, LocalWork):
+                raise wrong_type(work, algorithm, "on_client_start", "a LocalWork")
             work = work.limited(self.max_steps)
-            live.load(work.extra_download)
+            if work.extra_download:
+                live.load(work.extra_download)
             sizes = server.download_sizes(party, {**received, **work.extra_download})
             self.observer.client_started(data, work, sizes, received)
-        if work.num_steps == 0:
-            algorithm.clients.commit(party)
         return work
 
     def train(self, loop: Loop, data: LocalData, work: LocalWork) -> ClientUpdate:
@@ -136,10 +158,11 @@ class ClientPhase:
             work: Its steps.
         """
         load_optimizer_state(self.optimizer, self.kept_optimizer_state(data.party))
-        with own_random_stream(data), self.algorithm.clients.stage(data.party):
-            loop.train(work, "training_step", "client/loss", self.observer.client_batch_ended)
-        update = loop.sent.update(loop.live.model(), data, work)
-        return self.finish(data, update, lambda: optimizer_state(self.optimizer))
+        with self.algorithm.clients.stage(data.party):
+            with own_random_stream(data):
+                loop.train(work, "training_step", "client/loss", self.batch_ended)
+            update = self.update(loop.live.model(), data, work)
+            return self._completed(data, update, lambda: optimizer_state(self.optimizer))
 
     def kept_optimizer_state(self, client: int) -> State:
         """The state with which a client's optimizer starts: empty, or that of its last round
@@ -166,18 +189,24 @@ class ClientPhase:
             optimizer: Returns the state of the client's optimizer, which ``keep_client_optimizer``
                 stores.
         """
+        with self.algorithm.clients.stage(data.party):
+            return self._completed(data, update, optimizer)
+
+    def _completed(
+        self, data: LocalData, update: ClientUpdate, optimizer: Callable[[], State]
+    ) -> ClientUpdate:
         algorithm = self.algorithm
-        clients = self.algorithm.clients
-        with clients.stage(data.party):
-            if algorithm.keep_client_optimizer:
-                clients.put(self._owner(data.party), "optimizer", optimizer())
-            if algorithm.personal:
-                own = select(tensors_of(algorithm), algorithm.personal)
-                clients.put(data.party, "personal", own)
-            with own_random_stream(data, "after training"):
-                update = algorithm.on_client_end(update)
-            check_type(update, ClientUpdate, algorithm, "on_client_end", "the update")
-            self.observer.client_ended(update)
+        clients = algorithm.clients
+        if algorithm.keep_client_optimizer:
+            clients.put(self._owner(data.party), "optimizer", optimizer())
+        if algorithm.personal:
+            own = select(tensors_of(algorithm), algorithm.personal)
+            clients.put(data.party, "personal", own)
+        with own_random_stream(data, "after training"):
+            update = algorithm.on_client_end(update)
+        if not isinstance(update, ClientUpdate):
+            raise wrong_type(update, algorithm, "on_client_end", "the update")
+        self.observer.client_ended(update)
         return update
 
 
@@ -212,7 +241,6 @@ class Loop:
         self.optimizer = optimizer
         self.fabric = fabric
         self.live = LiveTensors(algorithm)
-        self.sent = UploadNames.of(algorithm)
         self.weights = trained_weights(algorithm).values()
         self.modules = [*algorithm.modules()]
 
@@ -221,7 +249,7 @@ class Loop:
         work: LocalWork,
         function: str,
         loss_name: str,
-        batch_ended: Callable[[int], None],
+        batch_ended: Callable[[int], object] | None,
     ) -> None:
         """Train one party; the module holds its initial weights, the optimizer its initial state.
 
@@ -230,7 +258,7 @@ class Loop:
             function: The algorithm's function that returns the loss of a batch, alone or in a
                 dictionary; None skips the batch.
             loss_name: The scalar under which the mean loss is logged.
-            batch_ended: Called after each step.
+            batch_ended: Called after each step, if somebody listens.
         """
         algorithm = self.algorithm
         if work.train is not None:
@@ -251,7 +279,8 @@ class Loop:
                     algorithm.log(logged, value, batch_size=weight)
                 else:
                     losses[weight].append(value)
-                    batch_ended(step)
+                    if batch_ended:
+                        batch_ended(step)
         self._delete_gradients()  # the memory is free while others train
         for size, of_batches in losses.items():
             mean = torch.stack(of_batches).mean(dtype=torch.float64)
@@ -331,38 +360,3 @@ def may_record(algorithm: FederatedAlgorithm, optimizer: Optimizer) -> bool:
     the others.
     """
     return not algorithm.step_factors and steps_are_alike(optimizer)
-
-
-@dataclass(frozen=True)
-class UploadNames:
-    """The names of what a client uploads.
-
-    Attributes:
-        weights: Those that are trained.
-        buffers: Those that are averaged.
-    """
-
-    weights: Sequence[str]
-    buffers: Sequence[str]
-
-    @classmethod
-    def of(cls, algorithm: FederatedAlgorithm) -> UploadNames:
-        """The names of a method."""
-        return cls(
-            list(select(trained_weights(algorithm), algorithm.server.parameters)),
-            algorithm.uploaded_buffers(),
-        )
-
-    def update(self, tensors: State, data: LocalData, work: LocalWork) -> ClientUpdate:
-        """The update of a client that has made its steps.
-
-        Args:
-            tensors: The client's weights and buffers; weights that it does not have are not sent.
-            data: Its data.
-            work: Its steps.
-        """
-        weights = {name: tensors[name].detach() for name in self.weights if name in tensors}
-        buffers = {name: tensors[name] for name in self.buffers}
-        return ClientUpdate(
-            data.party, weights, buffers, work.num_samples, work.num_steps, dict(work.payload)
-        )

@@ -40,7 +40,6 @@ from lightning_fedssl.local_training.ready import Client, prepared
 from lightning_fedssl.local_training.sequential import (
     ClientPhase,
     LocalTrainingObserver,
-    UploadNames,
 )
 from lightning_fedssl.local_training.vectorized import StackedClients
 from lightning_fedssl.state import Batch, ClientUpdate, Direction
@@ -123,8 +122,9 @@ def train_jointly(phase: JointPhase, stacks: Iterable[Iterable[LocalData]]) -> l
         of_groups = client_rows.local(gradient).split([len(group.clients) for group in groups])
         for group, part, its_gradient in zip(groups, own, of_groups, strict=True):
             group.step(part[STUDENT], its_gradient)
-            for _ in group.clients:
-                phase.observer.client_batch_ended(step)
+            if phase.batch_ended:
+                for _ in group.clients:
+                    phase.batch_ended(step)
     _log_losses(algorithm, ready, client_rows, losses)
     for client in client_rows.left_out:
         phase.observer.client_judged(client, "sent features that are not finite")
@@ -345,10 +345,9 @@ class _Bottoms(StackedClients):
 
     def updates(self, left_out: Sequence[int]) -> Iterator[ClientUpdate]:
         """The updates of the clients, except those that were excluded."""
-        sent = UploadNames.of(self.phase.algorithm)
         for row, client in enumerate(self.clients):
             if client.data.party not in left_out:
                 tensors = map_values(itemgetter(row), self.tensors)
-                update = sent.update(tensors, client.data, client.work)
+                update = self.phase.update(tensors, client.data, client.work)
                 state = rows_of(optimizer_state(self.optimizer), row)
                 yield self.phase.finish(client.data, update, state.copy)

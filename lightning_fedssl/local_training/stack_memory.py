@@ -210,7 +210,6 @@ class QueuedClients:
 
     def _stepped(self, row: int) -> None:
         """A client has made a step; its last one is followed by others' in its row."""
-        self.phase.observer.client_batch_ended(self.at[row])
         self.at[row] += 1
         if self.at[row] == self.clients[row].work.num_steps:
             kept = clone_state(self.rows.of[row])

@@ -110,7 +110,7 @@ def train_clients(
     for client in ready:
         tensors, state = stack.ended[stack.clients.index(client)]
         loop.live.load(tensors)
-        update = loop.sent.update(loop.live.model(), client.data, client.work)
+        update = phase.update(loop.live.model(), client.data, client.work)
         yield phase.finish(client.data, update, state.copy)
 
 
@@ -202,8 +202,6 @@ class Stack(StackedClients):
             parts = stack_by_shape(batches, [part for _, part in parts])
             for (rows, _), values in zip(parts, update(parts, step), strict=True):
                 add_logged(self.logged, values, rows)
-            for _ in works:
-                self.phase.observer.client_batch_ended(step)
         self.optimizer_state = optimizer_state(optimizer)
         for row, work in enumerate(works):
             if work.num_steps == steps.stop:

@@ -221,7 +221,7 @@ _ONE_CLASS = (
 
 
 class EvaluationMetrics:
-    """The metrics of one evaluation, equal on any number of ranks.
+    """The metrics of an evaluation, and then of the next, equal on any number of ranks.
 
     Every metric is updated with class probabilities ``(batch, classes)`` in 64 bits and labels
     ``(batch,)``, or what else the task predicts. With several ranks each metric sees all batches in
@@ -281,7 +281,7 @@ class EvaluationMetrics:
 
     def compute(self, gather: Gather) -> dict[str, Tensor]:
         """Every metric's value by its name, on the CPU; empty if no rank had a batch. Every rank
-        must call it.
+        must call it. What was added is forgotten.
 
         ``auroc`` is left out, with a warning, if all samples have one class.
 
@@ -304,6 +304,10 @@ class EvaluationMetrics:
                 rank_zero_warn(f"trainer.metrics: {name} is left out, because {_ONE_CLASS}")
                 continue
             values[name] = _as_tensor(name, self._checked(name, metric.compute)).cpu()
+        for metric in self._metrics.values():
+            metric.reset()
+        self._batches = []
+        self._seen = False
         return values
 
     def _feed(self, probabilities: Tensor, labels: Tensor) -> None:

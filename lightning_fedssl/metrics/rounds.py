@@ -26,13 +26,13 @@ class Logged(NamedTuple):
     Attributes:
         name: The scalar.
         value: A number, or a tensor without dimensions.
-        weight: Its weight in the mean of the round.
+        weight: Its weight in the mean of the round: a number, or such a tensor.
         client: The client that it belongs to, if any.
     """
 
     name: str
     value: Any
-    weight: float = 1.0
+    weight: Any = 1.0
     client: int | None = None
 
 
@@ -245,14 +245,10 @@ class Scalars:
 
     # Of the present round.
 
-    def log(self, name: str, value: Any, weight: float | Tensor, client: int | None) -> None:
-        """Add a value to the weighted mean of a scalar; see :meth:`MetricCollector.update`."""
-        self.add_logged()
-        self._means.update(name, value, weight, client)
-
-    def count(self, name: str, amount: float) -> None:
-        """Add to a sum of the round over all ranks, such as bytes."""
-        self._sums[name] += amount
+    def count(self, amounts: Mapping[str, float]) -> None:
+        """Add to sums of the round over all ranks, by their names, such as bytes."""
+        for name, amount in amounts.items():
+            self._sums[name] += amount
 
     def accept(self, client: int) -> None:
         """Count what a client has logged: its update is accepted, or it skips the round."""

@@ -84,7 +84,7 @@ def write_synced(
     new = path.with_name(f".{path.name}.partial")
     disk = _Disk(new, "wb")
     try:
-        with BufferedWriter(disk) as file:
+        with BufferedWriter(disk, 1 << 20) as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())

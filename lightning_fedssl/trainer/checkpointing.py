@@ -36,7 +36,7 @@ from lightning_fedssl.run import Run
 from lightning_fedssl.state import frozen_state, load_state
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.storage.files import lock_folder
-from lightning_fedssl.trainer.settings import differences, settings_of
+from lightning_fedssl.trainer.settings import differences
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def _description(run: Run) -> Description:
     return describe_model(
         run.algorithm,
         run.datamodule,
-        settings_of(run),
+        run.described,
         run.round.index,
         map_values(float, run.scalars.last),
         run.scalars.rounds,
@@ -181,20 +181,20 @@ def take(run: Run, weights_only: bool = False) -> checkpoint_file.Checkpoint:
             **algorithm.evaluated_model(),
         },
         "callbacks": states_of(run.hooks.callbacks),
-        "round": int(run.round.index),
-        "epoch": max(int(run.round.index) - 1, 0),
-        "global_step": int(run.round.index),
+        "round": run.round.index,
+        "epoch": max(run.round.index - 1, 0),
+        "global_step": run.round.index,
         "algorithm": type(algorithm).__name__,
         "max_rounds": int(run.settings.max_rounds),
-        "seed": int(run.seed),
-        "partition": str(run.datamodule.split.hash),
-        "total_bytes": float(run.scalars.total_bytes),
+        "seed": run.seed,
+        "partition": run.datamodule.split.hash,
+        "total_bytes": run.scalars.total_bytes,
         "metrics": map_values(float, run.scalars.last),
         "federation": {
-            "parameters": dict(server.parameters),
-            "buffers": dict(server.buffers),
-            "version": int(server.version),
-            "extra": map_values(dict, server.extra),
+            "parameters": server.parameters,
+            "buffers": server.buffers,
+            "version": server.version,
+            "extra": server.extra,
             "server_optimizer": {} if left_out else optimizer_state(run.server_optimizer),
             "clients": {} if left_out else algorithm.clients.state_dict(),
             "client_states_left_out": left_out,
@@ -303,7 +303,6 @@ def check_same_samples(
     origin: Mapping[str, Any],
     path: Path | None,
     allow_changed: bool,
-    names: Sequence[str] = _OF_SAMPLES,
 ) -> None:
     """Refuse a model of other classes, of another kind of samples, or of samples that were
     normalised otherwise.
@@ -314,14 +313,13 @@ def check_same_samples(
             trained.
         path: The checkpoint; None for a model that was trained in this process.
         allow_changed: Only warn of what differs.
-        names: What to compare.
 
     Raises:
         ValueError: Naming what differs by more than rounding.
     """
     saved = origin.get("model", {})
     now = describe_data(data)
-    changed = [name for name in names if name in saved and not _same(saved[name], now[name])]
+    changed = [n for n in _OF_SAMPLES if n in saved and not _same(saved[n], now[n])]
     if not changed:
         return
     name = changed[0]
@@ -398,11 +396,10 @@ def resume(run: Run, path: Path) -> int:
     """
     loaded = load_model(run, path)
     data, allowed = run.datamodule, run.settings.allow_changed
-    check_same_samples(data, loaded, path, allowed, _OF_SAMPLES[:2])
     check_same_data(run.seed, data, loaded, path)
     # Before the normalisation, which changes with the samples.
     _check_settings(run, loaded, path)
-    check_same_samples(data, loaded, path, allowed, _OF_SAMPLES[2:])
+    check_same_samples(data, loaded, path, allowed)
     _warn_of_a_stretched_schedule(run.algorithm.schedule, run.settings.max_rounds, loaded)
     _read_states(loaded, path, needed=not allowed)
     state = loaded["federation"]
@@ -447,7 +444,7 @@ def continue_curves(run: Run, path: Path) -> None:
 
 def _check_settings(run: Run, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
     """Refuse to resume with other settings, unless they are allowed to differ."""
-    changed = differences(loaded["model"]["settings"], settings_of(run))
+    changed = differences(loaded["model"]["settings"], run.described)
     if not changed:
         return
     of_states = ("trainer.precision ", "model.optimizer ", "model.aggregation_optimizer ")

@@ -18,8 +18,8 @@ from lightning_fedssl.data.class_shares import drawn_to
 from lightning_fedssl.data.datasets import plural
 from lightning_fedssl.functional.dictionaries import add_prefix
 from lightning_fedssl.hooks import Hooks
-from lightning_fedssl.metrics.evaluation import EvaluationMetrics, scalars
-from lightning_fedssl.metrics.rounds import MetricCollector, Metrics
+from lightning_fedssl.metrics.evaluation import scalars
+from lightning_fedssl.metrics.rounds import MetricCollector, Metrics, Scalars
 from lightning_fedssl.run import Run
 from lightning_fedssl.state import load_state
 from lightning_fedssl.storage import run_folder
@@ -82,10 +82,8 @@ def evaluate(run: Run, stage: Literal["validate", "test"]) -> Metrics:
     rank, ranks = run.fabric.global_rank, run.fabric.world_size
     step = algorithm.validation_step if stage == "validate" else algorithm.test_step
     run.folder.use()
-    _load_evaluated_model(run.hooks, run.algorithm)
-    scores = EvaluationMetrics(keys.metrics, data.num_classes, ranks, algorithm.task)
+    _load_evaluated_model(run.hooks, run.scalars, run.algorithm)
     collector = MetricCollector(ranks)
-    run.scalars.add_logged()  # what follows is of the evaluation
     devices: list[int] | None = [] if run.fabric.device.type == "cpu" else None
     with torch.no_grad(), run.fabric.autocast(), torch.random.fork_rng(devices):
         key = sampling.derive_key(run.seed, stage, run.round.index)
@@ -100,8 +98,8 @@ def evaluate(run: Run, stage: Literal["validate", "test"]) -> Metrics:
             algorithm.logged.clear()
             collector.commit(number)
             if logits is not None:
-                scores.update(logits, batch[1])
-    found, means = scores.compute(run.gather), collector.compute(run.gather)
+                run.metrics.update(logits, batch[1])
+    found, means = run.metrics.compute(run.gather), collector.compute(run.gather)
     values = add_prefix(f"{prefix}/", found)
     run.scalars.metrics.update(values)
     metrics = scalars(values) | means
@@ -133,7 +131,7 @@ def predict(run: Run, shares: Mapping[str, Any] | None) -> tuple[Tensor, str | N
     data, keys = run.datamodule, run.settings
     classes = data.spec.class_names
     files = data.predict_files()
-    _load_evaluated_model(run.hooks, run.algorithm)
+    _load_evaluated_model(run.hooks, run.scalars, run.algorithm)
     with torch.no_grad(), run.fabric.autocast():
         batches = enumerate(data.predict_batches(keys.dtype))
         rows = [run.algorithm.predict_step(batch, index).cpu() for index, batch in batches]
@@ -154,7 +152,8 @@ def predict(run: Run, shares: Mapping[str, Any] | None) -> tuple[Tensor, str | N
     return predictions, str(path)
 
 
-def _load_evaluated_model(hooks: Hooks, algorithm: FederatedAlgorithm) -> None:
+def _load_evaluated_model(hooks: Hooks, logged: Scalars, algorithm: FederatedAlgorithm) -> None:
     hooks.call("on_evaluation_start")
+    logged.add_logged()  # what follows is of the evaluation
     load_state(algorithm, algorithm.evaluated_model())
     algorithm.eval()

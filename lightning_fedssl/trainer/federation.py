@@ -46,14 +46,11 @@ class RunFederation(Federation):
 
     Attributes:
         judge: Judges the updates of the clients.
-        trained: What clients of this rank did in the round: False if one had batches to train on,
-            and True if one has made a step.
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.judge = Judge(run.algorithm, run.fabric, run.hooks, run.scalars)
-        self.trained: set[bool] = set()
         self._client_sizes: list[int] = run.datamodule.statistics.sizes.tolist()
         self._server_phases = 0
 
@@ -63,7 +60,6 @@ class RunFederation(Federation):
         Before the first one, sites send what they state of their classes.
         """
         self._server_phases = 0
-        self.trained = set()
         if self.run.round.index == 1 and self.run.fabric.is_global_zero:
             for client, stated in self.run.datamodule.shares.items():
                 self.transfer(client, "up", {"class shares": 8 * len(stated.shares)})
@@ -78,7 +74,7 @@ class RunFederation(Federation):
 
     def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
         """See :meth:`Federation.transfer`."""
-        self.run.scalars.count(BYTES[direction], sum(sizes.values()))
+        self.run.scalars.count({BYTES[direction]: sum(sizes.values())})
         self.run.hooks.call("on_transfer", client, direction, sizes)
 
     def start_clients(self) -> list[int]:
@@ -124,14 +120,14 @@ class RunFederation(Federation):
         self._server_phases += 1
         work = algorithm.on_server_start(data).limited(run.settings.max_steps)
         if run.fabric.is_global_zero:  # every rank takes the same steps
-            run.scalars.count("server/steps", float(work.num_steps))
+            run.scalars.count({"server/steps": float(work.num_steps)})
         if work.num_steps:
             if not algorithm.keep_server_optimizer:
                 load_optimizer_state(optimizer, {})
             with own_random_stream(data):
                 sequential.Loop(algorithm, optimizer, run.fabric).train(
                     work, "server_training_step", "server/loss",
-                    lambda step: run.hooks.call("on_server_batch_end", step),
+                    run.hooks.after_steps("on_server_batch_end"),
                 )  # fmt: skip
             self._take_working_module()
         run.hooks.call("on_server_phase_end")
@@ -177,8 +173,14 @@ class SimulatedFederation(RunFederation):
         """See :meth:`Federation.train_clients`."""
         run = self.run
         stacks = self._share(self.start_clients())
-        most = run.settings.max_steps
-        phase = ClientPhase(run.algorithm, run.client_optimizer, run.fabric, self, most)
+        phase = ClientPhase(
+            run.algorithm,
+            run.client_optimizer,
+            run.fabric,
+            self,
+            run.settings.max_steps,
+            batch_ended=run.hooks.after_steps("on_client_batch_end"),
+        )
         return self.judge.accepted(run.local_training.train_clients(phase, stacks))
 
     def train_jointly(self) -> Iterator[ClientUpdate]:
@@ -200,6 +202,7 @@ class SimulatedFederation(RunFederation):
             fabric=run.fabric,
             observer=self,
             max_steps=run.settings.max_steps,
+            batch_ended=run.hooks.after_steps("on_client_batch_end"),
             server_optimizer=run.server_optimizer,
             server_data=self.run.local_data(sampling.SERVER),
             cohort=run.round.cohort,
@@ -212,12 +215,13 @@ class SimulatedFederation(RunFederation):
         """The data of the clients that this rank trains, in stacks."""
         run = self.run
         self._step_work: dict[Any, float] = {}
+        data = {client: run.local_data(client) for client in present}
         numbers = [self._client_sizes[client] for client in present]
-        auto = cpu_stack_size(run.algorithm, run.local_data(present[0]), numbers) if present else 1
+        auto = cpu_stack_size(run.algorithm, data[present[0]], numbers) if present else 1
         stacks = run.local_training.stacks(present, run.fabric.device, auto)
         shares = sampling.share_out(stacks, self._client_sizes, run.fabric.world_size)
         return [
-            [self.judge.on_data(run.local_data(client)) for client in stack]
+            [self.judge.on_data(data[client]) for client in stack]
             for stack in shares[run.fabric.global_rank]
         ]
 
@@ -234,16 +238,17 @@ class SimulatedFederation(RunFederation):
             sizes = sizes | (sizes_of(run.algorithm.server.personal) if new else {})
         self.transfer(client, "down", sizes)
         self.judge.started(client, received)
-        if work.num_steps:
-            self.trained.add(False)
-            if run.settings.system is not None:
-                run.step_work[client] = step_work(
-                    run.algorithm, data, work, run.fabric, self._step_work
-                )
-        count = run.scalars.count
-        count("client/trained", float(work.num_steps > 0))
-        count("client/images", float(work.num_samples if work.num_steps else 0))
-        count("client/steps", float(work.num_steps))
+        if work.num_steps and run.settings.system is not None:
+            run.step_work[client] = step_work(
+                run.algorithm, data, work, run.fabric, self._step_work
+            )
+        run.scalars.count(
+            {
+                "client/trained": float(work.num_steps > 0),
+                "client/images": float(work.num_samples if work.num_steps else 0),
+                "client/steps": float(work.num_steps),
+            }
+        )
         run.hooks.call("on_client_start", data, work)
         if not work.num_steps:
             self.judge.skipped(client)
@@ -254,11 +259,6 @@ class SimulatedFederation(RunFederation):
         ``indices`` are their numbers in the training data.
         """
         self.run.hooks.call("on_pseudo_labels", indices, pseudo)
-
-    def client_batch_ended(self, step: int) -> None:
-        """A client has made a step."""
-        self.trained.add(True)
-        self.run.hooks.call("on_client_batch_end", step)
 
     def client_ended(self, update: ClientUpdate) -> None:
         """A client has finished."""

@@ -31,6 +31,9 @@ from lightning_fedssl.trainer.federation import RunFederation
 
 _log = logging.getLogger(__name__)
 
+_OF_A_STEP = {"client/loss", "client/refused"}
+"""Scalars of which a round has one at least if a client has made a step."""
+
 
 def fit(run: Run, federation: RunFederation, on_ready: Callable[[], object]) -> Metrics:
     """Train until ``max_rounds``, a signal or a callback ends the run, then evaluate on the test
@@ -79,9 +82,12 @@ def fit(run: Run, federation: RunFederation, on_ready: Callable[[], object]) -> 
             on_ready()
             outcomes = set[Outcome]()
             while not stops:
-                sent = run_round(run, federation, run.round.index + 1)
+                index = run.round.index + 1
+                # A resumed run draws the same.
+                torch.manual_seed(sampling.derive_key(run.seed, "round", index))
+                sent = run_round(run, federation, index)
                 outcomes |= set(run.participation.values())
-                stops = should_end(run, federation, stop, run.round.index == first)
+                stops = should_end(run, stop)
         metrics = {}
         if run.state.status == TrainerStatus.INTERRUPTED:
             # First, because the process may be killed before the next call has ended.
@@ -134,23 +140,16 @@ def already_stopped(run: Run) -> bool:
     return ended
 
 
-def should_end(run: Run, federation: RunFederation, stop: StopRequest, is_first: bool) -> bool:
+def should_end(run: Run, stop: StopRequest) -> bool:
     """Whether the run ends after this round: all rounds are done, or a signal or a callback of any
     rank asks for it.
     """
     for callback in run.hooks.callbacks:
         if isinstance(callback, Timer) and (left := callback.time_remaining()) is not None:
             run.should_stop |= left <= 0
-    ranks = run.gather((stop.number, run.should_stop, federation.trained))
-    numbers, asks, trained = zip(*ranks, strict=True)
+    numbers, asks = zip(*run.gather((stop.number, run.should_stop)), strict=True)
     number = max(numbers)
     asked = max(asks)
-    if is_first and set().union(*trained) == {False}:
-        _log.warning(
-            "round %d: no client has trained, because %s.training_step returned None for every "
-            "batch, which skips it; if this is not intended, return the loss",
-            run.round.index, type(run.algorithm).__name__,
-        )  # fmt: skip
     is_last = run.round.index == run.settings.max_rounds
     run.hooks.call("on_pictures", is_last or asked)
     if number:
@@ -174,34 +173,37 @@ def run_round(run: Run, federation: RunFederation, index: int) -> Metrics:
         The bytes of the round, by name.
     """
     algorithm, scalars, judge = run.algorithm, run.scalars, federation.judge
-    validates = run.datamodule.has_validation
     run.folder.use()
     started = time.perf_counter()
-    # A resumed run draws the same.
-    torch.manual_seed(sampling.derive_key(run.seed, "round", index))
     optimizers = (run.client_optimizer, run.server_optimizer)
     algorithm.set_learning_rates(optimizers, index, run.settings.max_rounds)
     run.round = algorithm.current_round = new_round(run, index)
     for hook in ("on_train_epoch_start", "on_round_start"):
         run.hooks.call(hook)
-    # A callback may have set the rate.
-    run.round = algorithm.current_round = replace(run.round, client_lr=run.client_lr)
+    lr = run.client_lr  # a callback may have set it
+    run.round = algorithm.current_round = replace(run.round, client_lr=lr)
     federation.start_round()
     algorithm.on_round_start()
-    lr = run.client_lr
     algorithm.round(federation)
     counts = run.settings.faults.availability is not None
     run.participation = judge.end_round(counts)
-    check_server(algorithm.server, run.fabric, index)
+    equalize(algorithm.server, run.fabric)
     federation.end_round()
     run.hooks.call("on_global_model")
-    check_finite(algorithm.server, index)  # callbacks may have measured statistics
+    check_finite(algorithm.server, index)  # also the statistics that callbacks have measured
     if judge.client_seconds:
         images = scalars.weight("client/loss")
-        scalars.count("time/client_samples_per_s", images / judge.client_seconds)
+        scalars.count({"time/client_samples_per_s": images / judge.client_seconds})
     seconds = time.perf_counter() - started
     found, sent = scalars.end_round(run.gather, run.round.cohort, seconds)
+    if index == 1 and found.get("client/steps") and not found.keys() & _OF_A_STEP:
+        _log.warning(
+            "round 1: no client has trained, because %s.training_step returned None for every "
+            "batch, which skips it; if this is not intended, return the loss",
+            type(algorithm).__name__,
+        )
     metrics = {"lr": lr} | found
+    validates = run.datamodule.has_validation
     due = validates and run.evaluates_now
     if due:
         metrics |= evaluation.evaluate(run, "validate")
@@ -243,15 +245,11 @@ def draw_cohort(run: Run, index: int) -> list[int]:
     return sampling.cohort(run.seed, index, run.datamodule.num_clients, run.cohort_size)
 
 
-def check_server(server: ServerState, fabric: Fabric, round_index: int) -> None:
-    """Refuse a global model that is not finite; make the global models of all ranks equal.
+def equalize(server: ServerState, fabric: Fabric) -> None:
+    """Make the global models of all ranks equal.
 
     They differ only where kernels are not deterministic, which is on CUDA devices.
-
-    Raises:
-        ValueError: If a weight or a buffer is not finite.
     """
-    check_finite(server, round_index)
     if fabric.world_size > 1 and fabric.device.type == "cuda":
         for state in (server.parameters, server.buffers, server.personal, *server.extra.values()):
             for tensor in state.values():

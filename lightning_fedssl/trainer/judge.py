@@ -71,7 +71,7 @@ class Judge:
         Args:
             absent: The clients of all ranks that drop out.
         """
-        self.algorithm.clients.watch_changes()
+        self.algorithm.clients.staged.clear()
         self.received.clear()
         self._own.clear()
         self.outcomes |= dict.fromkeys(absent, "dropped")
@@ -82,9 +82,11 @@ class Judge:
         self.received[client] = received
 
     def skipped(self, client: int) -> None:
-        """A client of this rank does nothing in this round."""
+        """A client of this rank does nothing in this round: there is no update to accept."""
         self.outcomes[client] = "skipped"
         self.scalars.accept(client)
+        if self.fabric.world_size == 1:  # several ranks exchange what it has staged
+            self.algorithm.clients.commit(client)
 
     def on_data(self, data: LocalData) -> LocalData:
         """The data of a client as it trains on them: an attacker may have changed its own."""
@@ -151,15 +153,15 @@ class Judge:
             return own
         clients = self.algorithm.clients
         rank = self.fabric.global_rank
-        staged = {arrival.update.client: clients.staged(arrival.update.client) for arrival in own}
-        mine = (own, staged, clients.changes(), self.outcomes, self._reasons)
+        mine = (own, clients.staged, self.outcomes, self._reasons)
         parts = collectives.gather(self.fabric, mine)
-        for _, of_clients, changes, of_rank, why in parts[:rank] + parts[rank + 1 :]:
-            for client, states in of_clients.items():
-                clients.add_staged(client, states)
-            clients.apply(changes)
+        for _, staged, of_rank, why in parts[:rank] + parts[rank + 1 :]:
+            clients.staged |= staged
             self.outcomes |= of_rank
             self._reasons |= why
+        for client, outcome in self.outcomes.items():
+            if outcome == "skipped":
+                clients.commit(client)
         place = {client: i for i, client in enumerate(self.algorithm.current_round.cohort)}
         everyone = chain.from_iterable(arrivals for arrivals, *_ in parts)
         return sorted(everyone, key=lambda arrival: place[arrival.update.client])
@@ -180,7 +182,7 @@ class Judge:
             self.algorithm.clients.discard(client)
             self.scalars.reject(client)
             if is_own:
-                self.scalars.count("client/refused", 1)
+                self.scalars.count({"client/refused": 1})
         if is_own:
             self.hooks.call("on_client_judged", client, reason is None)
 
@@ -202,9 +204,13 @@ class Judge:
         if counts and outcomes:
             found = list(outcomes.values())
             if self.fabric.is_global_zero:
-                self.scalars.count("client/selected", len(found))
-                for name in ("finished", "dropped"):
-                    self.scalars.count(f"client/{name}", found.count(name))
+                self.scalars.count(
+                    {
+                        "client/selected": len(found),
+                        "client/finished": found.count("finished"),
+                        "client/dropped": found.count("dropped"),
+                    }
+                )
             if "finished" not in found:
                 _log.warning(
                     "round %d: none of the %d selected clients took part (%s): no update is "

@@ -83,7 +83,7 @@ def table_row_of(run: Run) -> dict[str, str | float | bool]:
     Values that are not set, and lists of more than :data:`LONGEST_TEXT` characters, are left out.
     """
     data = run.datamodule
-    found = {"trainer.max_rounds": run.settings.max_rounds, **settings_of(run)}
+    found = {"trainer.max_rounds": run.settings.max_rounds, **run.described}
     found |= {"data.dataset": data.spec.name, **_flat("data", {"partition": data.partition})}
     row = {}
     for key, value in found.items():

@@ -48,7 +48,7 @@ from lightning_fedssl.trainer import (
     setup,
 )
 from lightning_fedssl.trainer.federation import RunFederation, SimulatedFederation
-from lightning_fedssl.trainer.settings import table_row_of
+from lightning_fedssl.trainer.settings import settings_of, table_row_of
 from lightning_fedssl.updates.acceptance import Quarantine
 from lightning_fedssl.updates.rule import UpdateRule, check_order
 
@@ -374,8 +374,10 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
             setup.read_data(datamodule, stage)
         datamodule.to(run.fabric.device)
         setup.refuse_unsuitable_data(run, stage)
-        # Refuses unusable metrics at once.
-        metrics = EvaluationMetrics(self.metrics, datamodule.num_classes, task=datamodule.task)
+        ranks = run.fabric.world_size
+        run.metrics = EvaluationMetrics(
+            self.metrics, datamodule.num_classes, ranks, datamodule.task
+        )
         model.trainer = self
         is_new = stage == "fit" and not hasattr(model, "server")
         setup.prepare_model(model, datamodule, run.fabric, self.channels_last)
@@ -387,19 +389,17 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         run.client_optimizer = build_optimizer(factory, weights, "model.optimizer")
         factory = model.server_optimizer or model.optimizer
         run.server_optimizer = build_optimizer(factory, weights, "model.server_optimizer")
+        run.described = settings_of(run)
         if stage == "fit":
             run.folder.begin_run()
         run.folder.open(self.default_root_dir, run.fabric)
         given = [*self.given_callbacks, *self.updates]
         run.hooks = Hooks(setup.choose_callbacks(run, model, given), FederatedCallback, self, model)
         if stage == "fit":
-            setup.check_monitors(run.hooks, model, datamodule, metrics.names)
+            setup.check_monitors(run.hooks, model, datamodule, run.metrics.names)
             with run.fabric.autocast():
                 rehearse(datamodule, model, self.metrics, self.dtype)
-        watchers = [
-            type(callback).__name__ for callback in run.hooks.listeners["on_client_batch_end"]
-        ]
-        run.local_training = LocalTraining(self.clients_at_once, watchers)
+        run.local_training = LocalTraining(self.clients_at_once)
         run.scalars.begin(model.logged, run.fabric.world_size)
 
     def _take_over(self, stage: str, outcome: dict[str, Any]) -> None:

@@ -117,7 +117,7 @@ class Rules(list[UpdateRule]):
                 accepted.append(arrival.update)
                 continue
             if run.is_global_zero:
-                run.scalars.count("client/refused", 1)
+                run.scalars.count({"client/refused": 1})
             _log.warning(
                 "round %d: client %d: it %s; statistics without it",
                 run.round_index, arrival.update.client, arrival.reason,

@@ -34,7 +34,6 @@ from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.functional.dictionaries import map_values, select
-from lightning_fedssl.local_training.sequential import UploadNames
 from lightning_fedssl.metrics.rounds import Metrics
 from lightning_fedssl.run import TrainerView
 from lightning_fedssl.state import ClientUpdate
@@ -281,8 +280,8 @@ class CentralDP(UpdateRule):
             )
         self._last_round = trainer.round_index
         server = algorithm.server
-        names = UploadNames.of(algorithm)
-        model = {name: server.model()[name] for name in (*names.weights, *names.buffers)}
+        weights, statistics = algorithm.uploaded_weights(), algorithm.uploaded_buffers()
+        model = {name: server.model()[name] for name in (*weights, *statistics)}
         total = map_values(torch.zeros_like, model)
         clipped = []
         for update in updates:
@@ -304,8 +303,8 @@ class CentralDP(UpdateRule):
         trainer.log("privacy/epsilon", self._spent.epsilon(self.delta))
         trainer.log("privacy/population", spent.clients)
         trainer.log("privacy/clipped_share", sum(clipped) / max(len(clipped), 1), len(clipped))
-        parameters = select(mean, names.weights)
-        buffers = {name: mean[name] for name in names.buffers}
+        parameters = select(mean, weights)
+        buffers = {name: mean[name] for name in statistics}
         yield ClientUpdate(sampling.SERVER, parameters, buffers, num_samples=1, num_steps=1)
 
     def _noisy_mean(self, model: State, total: State, scale: float, trainer: TrainerView) -> State:

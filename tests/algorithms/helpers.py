@@ -329,9 +329,6 @@ class Silent:
     def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int], received: Any) -> None:
         return
 
-    def client_batch_ended(self, step: int) -> None:
-        return
-
     def client_ended(self, update: ClientUpdate) -> None:
         return
 

@@ -267,23 +267,26 @@ class Lion(torch.optim.SGD):
 
 
 @pytest.mark.parametrize(
-    ("build", "watchers", "reason"),
+    ("build", "batch_ended", "reason"),
     [
-        (lambda: make(Item), (), r"training_step \(test_vectorized\.py:\d+, `return loss \* .*\.item\(\)"),
-        (lambda: make(SkipsShort, keep_client_optimizer=True), (), "training_step returned None"),
-        (lambda: make(optimizer=partial(Lion, lr=0.1)), (), "the optimizer Lion is not known"),
-        (make, ["WeightPlot"], "WeightPlot reads the model after every step"),
+        (lambda: make(Item), None, r"training_step \(test_vectorized\.py:\d+, `return loss \* .*\.item\(\)"),
+        (lambda: make(SkipsShort, keep_client_optimizer=True), None, "training_step returned None"),
+        (lambda: make(optimizer=partial(Lion, lr=0.1)), None, "the optimizer Lion is not known"),
+        (make, print, "a callback reads the model after every step"),
     ],
     ids=["item", "none in a later step", "optimizer", "watcher"],
 )
 def test_what_cannot_be_stacked_trains_one_after_another_with_one_warning(
-    build: Callable[[], FederatedAlgorithm], watchers: list[str], reason: str, caplog: pytest.LogCaptureFixture
+    build: Callable[[], FederatedAlgorithm],
+    batch_ended: Callable[[int], object] | None,
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """With the result of sequential training; what the stack has logged until then does not count."""
-    federation, reference, training = Federation(build()), Federation(build()), LocalTraining(5, watchers)
+    federation, reference, training = Federation(build()), Federation(build()), LocalTraining(5)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            result = federation.train(clients_of(), training=training)
+            result = federation.train(clients_of(), training=training, batch_ended=batch_ended)
             expected = reference.train(clients_of())
             assert distance(result.updates, expected.updates) == 0
             assert (result.logs, result.ended) == (expected.logs, expected.ended)
