@@ -40,7 +40,8 @@ from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import Sizes
 from lightning_fedssl.functional.optimizers import half_momentum
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
-from lightning_fedssl.local_work import LocalWork, MakeBatch, epochs_of
+from lightning_fedssl.functional.stacked_layers import TwoBatches
+from lightning_fedssl.local_work import LocalWork, MakeBatch, epochs_of, unlabeled_work
 from lightning_fedssl.state import Batch, ClientUpdate
 from lightning_fedssl.storage.hyperparameters import hyperparameters
 
@@ -183,7 +184,7 @@ class SemiFL(GlobalLabels):
         A client without a confident image skips the round.
         """
         if self.pseudo_label_source == "local" or not len(data.unlabeled):
-            return self._unlabeled_work(data)
+            return unlabeled_work(data, epochs=self.client_epochs)
         return self._fix_mix_work(data)
 
     def upload_sizes(self, update: ClientUpdate) -> Sizes:
@@ -196,14 +197,17 @@ class SemiFL(GlobalLabels):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """L_fix + mix_weight * L_mix.
 
-        D_fix and D_mix pass separately, each with its own batch statistics.
+        D_fix and D_mix pass together, each with its own batch statistics.
         """
         if self.pseudo_label_source == "local":
             return self._local_label_step(batch)
-        loss = self.task.loss(self(batch["x_strong"]), batch["y_fix"])
+        x = batch["x_strong"]
         if self.mix_weight == 0:
-            return loss
-        logits = self(mixup(batch["x_weak"], batch["x_mix"], batch["ratio"]))
+            return self.task.loss(self(x), batch["y_fix"])
+        mixed = mixup(batch["x_weak"], batch["x_mix"], batch["ratio"])
+        with TwoBatches():
+            fixed, logits = self(torch.cat([x, mixed])).chunk(2)
+        loss = self.task.loss(fixed, batch["y_fix"])
         losses, other = (self.task.entry_losses(logits, batch[y]) for y in ("y_fix", "y_mix"))
         return loss + self.mix_weight * mixup(losses, other, batch["ratio"]).mean()
 
@@ -251,18 +255,6 @@ class SemiFL(GlobalLabels):
         )
         ratios = drawn.to(data.dtype).repeat_interleave(data.batch_size)[:count]
         return ratios.to(data.images.device, non_blocking=True)
-
-    def _unlabeled_work(self, data: LocalData) -> LocalWork:
-        """Batches of all unlabelled images in both views, which the training step labels."""
-
-        def make_batch(rows: Tensor, visits: Visits) -> Batch:
-            x = data.unlabeled[rows]
-            return {
-                "x_weak": data.weak(x, "weak", visits=visits),
-                "x_strong": data.strong(x, "strong", visits=visits),
-            }
-
-        return self.epochs_over(data, len(data.unlabeled), make_batch, None)
 
     def _local_label_step(self, batch: Batch) -> Tensor | None:
         """FixMatch as in the authors' comparison: confident images are trained.
