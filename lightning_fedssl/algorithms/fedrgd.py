@@ -94,6 +94,8 @@ class FedRGD(SlotAlgorithm):
             labels alone, with the same share of the server in the average.
         server_only_rounds: Rounds at the start in which users do not train and w_avg is w_s; 0 in
             the paper.
+        bn_buffers: Batch-norm statistics stay with the ``slot``, or are an ``average`` like the
+            weights.
     """
 
     same_step_every_round = True
@@ -108,6 +110,7 @@ class FedRGD(SlotAlgorithm):
     server_votes: float = 1.0
     consistency_weight: float = 1.0
     server_only_rounds: int = 0
+    bn_buffers: Literal["slot", "average"] = "slot"
 
     def check_arguments(self) -> None:
         """Check the arguments, and set what follows from them."""
@@ -147,10 +150,19 @@ class FedRGD(SlotAlgorithm):
         slot.
         """
         slot = self.slot_of[client]
-        start = self.group_means()[self.start_of_slot[slot]]
-        if slot in self._bridges():
-            start = self.server.parameters
+        average = self.server.model() if self.bn_buffers == "average" else self.server.parameters
+        start = average if slot in self._bridges() else self.group_means()[self.start_of_slot[slot]]
         return {**self.slot_buffers(slot), **start}
+
+    def replica_buffers(self, replica: int) -> State:
+        """The batch-norm statistics of a server replica at the start of a round: averaged ones, or
+        its own.
+        """
+        return (
+            self.server.buffers
+            if self.bn_buffers == "average"
+            else super().replica_buffers(replica)
+        )
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """T batches of labelled images, of unlabelled ones, or of both side by side."""
@@ -228,12 +240,15 @@ class FedRGD(SlotAlgorithm):
         self._servers = self.train_replicas(federation, count) if self.server_takes_part else []
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> Sums:
-        """One sum per group; batch-norm statistics stay with the slot."""
+        """One sum per group; batch-norm statistics stay with the slot, or are summed too."""
         sums = {f"group {group}": WeightedSum() for group in range(self.num_groups)}
         for update in updates:
-            if update.buffers:
+            averaged = self.bn_buffers == "average"
+            if update.buffers and not averaged:
                 self.clients.put(self.slot_of[update.client], "buffers", update.buffers)
-            sums[f"group {self.group_of(update.client)}"].add(update.parameters)
+            sums[f"group {self.group_of(update.client)}"].add(
+                update.parameters | (update.buffers if averaged else {})
+            )
         return sums
 
     def aggregate(self, sums: Sums) -> None:
@@ -244,18 +259,22 @@ class FedRGD(SlotAlgorithm):
         change.
         """
         average = WeightedSum()
-        trained = trained_weights(self)
-        for group, before in enumerate(self.group_means()):
+        summed = self._averaged_names()
+        for group, known in enumerate(self.group_means()):
             total = sums[f"group {group}"]
             if self._servers:
                 server = self._servers[group % len(self._servers)]
-                total.add(select(server, trained), self.server_votes)
-            mean = self.server.extra[f"group {group}"] = {**before, **(total.mean() or {})}
-            average.add(select(mean, trained))
+                total.add(select(server, summed), self.server_votes)
+            mean = self.server.extra[f"group {group}"] = {**known, **(total.mean() or {})}
+            average.add(select(mean, summed))
         new = average.mean() or {}
-        if not self._servers:
+        if not self._servers and self.bn_buffers == "slot":
             new |= self.clients.get(0, "buffers")
         self.server.replace(new)
+
+    def _averaged_names(self) -> list[str]:
+        weights = [*trained_weights(self)]
+        return weights + (self.uploaded_buffers() if self.bn_buffers == "average" else [])
 
     def _bridges(self) -> set[int]:
         """The slots that start from w_avg: one per group where groups would not influence each

@@ -366,3 +366,35 @@ def test_slots_keep_momentum_and_statistics_whoever_sits_in_them(tmp_path: Path)
     assert all(not torch.equal(kept[0][name], other[name]) for other in (*kept[1:], algorithm.server.buffers))
     client = next(c for c, slot in algorithm.slot_of.items() if slot == 2)
     assert torch.equal(algorithm.broadcast(client)[name], kept[2][name])
+    averaging = toy_rgd(bn_buffers="average", keep_client_optimizer=False)
+    toy_trainer(tmp_path, clients_per_round=4).fit(averaging, ToyData(num_clients=12))
+    assert len(averaging.clients) == 0
+    means = [averaging.server.extra[f"group {g}"][name] for g in range(2)]
+    torch.testing.assert_close(averaging.server.buffers[name], (means[0] + means[1]) / 2)
+
+
+@pytest.mark.parametrize("objective", ["supervised", "self_training"])
+def test_bridge_users_receive_averaged_statistics(tmp_path: Path, objective: str) -> None:
+    """Without a server, fixed groups and averaged statistics: each user starts from its group's, or from w_avg's."""
+    algorithm = toy_rgd(regroup="slots", objective=objective, bn_buffers="average")
+    toy_trainer(tmp_path, clients_per_round=4, logger=False).fit(
+        algorithm, ToyData(label_location="clients", num_labels=60)
+    )
+    name = "network.norms.0.running_var"
+    assert algorithm._bridges() == {0, 3}
+    for client, slot in algorithm.slot_of.items():
+        group = algorithm.group_means()[algorithm.start_of_slot[slot]]
+        expected = algorithm.server.buffers if slot in (0, 3) else group
+        assert torch.equal(algorithm.broadcast(client)[name], expected[name])
+    assert float(algorithm.server.buffers[name].mean()) < 0.95  # initially 1
+
+
+@pytest.mark.parametrize(("buffers", "alike"), [("average", True), ("slot", False)])
+def test_replicas_of_the_server_start_from_averaged_statistics_or_their_own(
+    tmp_path: Path, buffers: str, alike: bool
+) -> None:
+    algorithm = toy_rgd(server_replicas="per_group", bn_buffers=buffers)
+    toy_trainer(tmp_path, clients_per_round=4, logger=False).fit(algorithm, ToyData())
+    first, second = (algorithm.replica_buffers(replica)["network.norms.0.running_var"] for replica in range(2))
+    assert torch.equal(first, second) == alike
+    assert torch.equal(first, algorithm.server.buffers["network.norms.0.running_var"])

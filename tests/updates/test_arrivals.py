@@ -49,8 +49,9 @@ class Counted:
     def __init__(self) -> None:
         self.sums: dict[str, float] = {}
 
-    def count(self, name: str, number: float) -> None:
-        self.sums[name] = self.sums.get(name, 0) + number
+    def count(self, amounts: dict[str, float]) -> None:
+        for name, number in amounts.items():
+            self.sums[name] = self.sums.get(name, 0) + number
 
 
 def rules_of(*rules: Any) -> tuple[Rules, Any]:

@@ -173,8 +173,8 @@ def one_round(privacy: CentralDP, canary: bool, seed: int) -> float:
     linear.w = nn.Parameter(start["w"])
     linear.register_buffer("v", start["v"])
     vars(linear).update(
-        server=ServerState({"w": start["w"]}, {"v": start["v"]}), uploaded_buffers=lambda: ["v"],
-        upload_sizes=ClientUpdate.sizes, origin={},
+        server=ServerState({"w": start["w"]}, {"v": start["v"]}), uploaded_weights=lambda: ["w"],
+        uploaded_buffers=lambda: ["v"], upload_sizes=ClientUpdate.sizes, origin={},
     )  # fmt: skip
     trainer: Any = SimpleNamespace(
         algorithm=linear, seed=seed, round_index=1, cohort_size=4, max_rounds=1, ckpt_path=None, should_stop=False,
