@@ -17,9 +17,9 @@ from lightning_fedssl.algorithm import JointAlgorithm
 from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
+from lightning_fedssl.functional.dictionaries import tensors_of
 from lightning_fedssl.functional.optimizer_states import optimizer_state
 from lightning_fedssl.local_training import LocalTrainingObserver, sequential
-from lightning_fedssl.state import LiveTensors
 from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.trainer.federation import SimulatedFederation
 from lightning_fedssl.trainer.fit_loop import new_round
@@ -98,9 +98,9 @@ def _sizes(trainer: FederatedTrainer) -> dict[str, int]:
     algorithm.set_learning_rates([trainer.client_optimizer], 1, trainer.max_rounds)
     run.round = algorithm.current_round = replace(new_round(run, 1), cohort=cohort)
     algorithm.on_round_start()
-    live, sent = LiveTensors(algorithm), sequential.Sent.of(algorithm)
+    sent = sequential.Sent.of(algorithm)
     if isinstance(algorithm, JointAlgorithm):
-        return {n: t.nbytes for n, t in {**live.parameters(), **live.buffers()}.items() if algorithm.at_clients(n)}
+        return {n: t.nbytes for n, t in tensors_of(algorithm).items() if algorithm.at_clients(n)}
     for weight in algorithm.parameters():
         weight.grad = torch.zeros_like(weight)
     trainer.client_optimizer.step()  # for its state
@@ -108,8 +108,8 @@ def _sizes(trainer: FederatedTrainer) -> dict[str, int]:
     phase = sequential.ClientPhase(algorithm, trainer.client_optimizer, trainer.fabric, Unheard())
     sizes = dict[str, int]()
     for data in map(trainer.local_data, trainer.cohort):
-        work = phase.start(live, data)
-        update = sent.update({**live.parameters(), **live.buffers()}, data, work)
+        work = phase.start(data)
+        update = sent.update(tensors_of(algorithm), data, work)
         algorithm.clients.put(algorithm.state_owner(data.party), "optimizer", momentum)
         if work.num_steps:  # a client without steps, as before the first confident label, ends nothing
             with algorithm.clients.stage(data.party):

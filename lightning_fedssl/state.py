@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -184,53 +184,6 @@ def _copy_into(target: State, source: State) -> None:
             torch._foreach_copy_([target[name] for name in source], list(source.values()))
 
 
-Places = dict[str, tuple[dict[str, Any], str]]
-"""By a tensor's name, the dictionary of its layer that holds it, and its key there."""
-
-
-class LiveTensors:
-    """The weights and buffers of a module by name. The names are found once, the tensors at every
-    call.
-
-    A module may replace a buffer by a new tensor, so this stores the layer and the name of each
-    tensor, not the tensor. They stay valid as long as the module has the same layers.
-
-    Args:
-        module: The module.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        layers = dict(module.named_modules())
-        self._parameters: Places = {}
-        self._buffers: Places = {}
-        for name in tensors_of(module):
-            path, _, key = name.rpartition(".")
-            layer = layers[path]
-            if key in layer._parameters:
-                self._parameters[name] = layer._parameters, key
-            else:
-                self._buffers[name] = layer._buffers, key
-
-    def parameters(self) -> dict[str, Tensor]:
-        """The weights, not detached."""
-        return {name: layer[key] for name, (layer, key) in self._parameters.items()}
-
-    def buffers(self) -> State:
-        """The buffers."""
-        return {name: layer[key] for name, (layer, key) in self._buffers.items()}
-
-    def model(self) -> State:
-        """Weights and buffers."""
-        return {**self.parameters(), **self.buffers()}
-
-    def load(self, state: State) -> None:
-        """Copy named weights and buffers into the module.
-
-        Tensors that are not named stay as they are.
-        """
-        _copy_into(self.model(), state)
-
-
 def frozen_state(module: nn.Module) -> State:
     """The frozen tensors of a module by name, not copied."""
     return map_values(Tensor.detach, select(tensors_of(module), frozen_names(module)))
@@ -239,9 +192,13 @@ def frozen_state(module: nn.Module) -> State:
 def load_state(module: nn.Module, state: State) -> None:
     """Copy named parameters and buffers into a module.
 
-    Tensors that are not named stay as they are.
+    Tensors that are not named stay as they are. A module may replace a buffer by a new tensor, so
+    its tensors are looked up in every call.
+
+    Raises:
+        KeyError: The module has no tensor of a name.
     """
-    LiveTensors(module).load(state)
+    _copy_into(tensors_of(module), state)
 
 
 class ClientStore:

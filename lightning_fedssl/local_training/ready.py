@@ -13,11 +13,10 @@ from torch import Tensor
 
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.dictionaries import clone_state
+from lightning_fedssl.functional.dictionaries import clone_state, tensors_of
 from lightning_fedssl.functional.recorded import Values
 from lightning_fedssl.local_training.sequential import ClientPhase
 from lightning_fedssl.local_work import LocalWork
-from lightning_fedssl.state import LiveTensors
 
 
 @dataclass(eq=False)
@@ -37,12 +36,11 @@ class Client:
 
 def prepared(phase: ClientPhase, clients: Iterable[LocalData]) -> list[Client]:
     """The clients that will train, with copies of their initial weights."""
-    live = LiveTensors(phase.algorithm)
     ready = []
     for data in clients:
-        work = phase.start(live, data)
+        work = phase.start(data)
         if work.num_steps:
-            ready.append(Client(data, work, clone_state(live.model())))
+            ready.append(Client(data, work, clone_state(tensors_of(phase.algorithm))))
     return ready
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,7 +36,7 @@ from lightning_fedssl.functional.optimizers import steps_are_alike
 from lightning_fedssl.functional.recorded import Function, Recorded, Values
 from lightning_fedssl.functional.returned import LossError, loss_of, wrong_type
 from lightning_fedssl.local_work import LocalWork
-from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors
+from lightning_fedssl.state import Batch, ClientUpdate, load_state
 
 
 class LocalTrainingObserver(Protocol):
@@ -121,13 +121,12 @@ class ClientPhase:
             dict(work.payload),
         )
 
-    def start(self, live: LiveTensors, data: LocalData) -> LocalWork:
+    def start(self, data: LocalData) -> LocalWork:
         """Load what a client receives into the working module, and let the client prepare its work.
 
         What the client writes to the client store is staged.
 
         Args:
-            live: The weights and buffers of the working module.
             data: The client's data.
         """
         algorithm = self.algorithm
@@ -137,14 +136,14 @@ class ClientPhase:
             received = server.broadcast(party)
             if not isinstance(received, Mapping):
                 raise wrong_type(received, algorithm, "broadcast", "tensors by name")
-            live.load({**received, **algorithm.own_part(party)})
+            load_state(algorithm, {**received, **algorithm.own_part(party)})
             with own_random_stream(data, "before training"):
                 work = algorithm.on_client_start(data)
             if not isinstance(work, LocalWork):
                 raise wrong_type(work, algorithm, "on_client_start", "a LocalWork")
             work = work.limited(self.max_steps)
             if work.extra_download:
-                live.load(work.extra_download)
+                load_state(algorithm, work.extra_download)
             sizes = server.download_sizes(party, {**received, **work.extra_download})
             self.observer.client_started(data, work, sizes, received)
         return work
@@ -161,7 +160,7 @@ class ClientPhase:
         with self.algorithm.clients.stage(data.party):
             with own_random_stream(data):
                 loop.train(work, "training_step", "client/loss", self.batch_ended)
-            update = self.update(loop.live.model(), data, work)
+            update = self.update(tensors_of(self.algorithm), data, work)
             return self._completed(data, update, lambda: optimizer_state(self.optimizer))
 
     def kept_optimizer_state(self, client: int) -> State:
@@ -222,13 +221,13 @@ def train_clients(phase: ClientPhase, clients: Iterable[LocalData]) -> Iterator[
     """
     loop = Loop(phase.algorithm, phase.optimizer, phase.fabric)
     for data in clients:
-        work = phase.start(loop.live, data)
+        work = phase.start(data)
         if work.num_steps:
             yield phase.train(loop, data, work)
 
 
 class Loop:
-    """The only loop over batches, for clients and server. It collects the module's tensors once.
+    """The only loop over batches, for clients and server.
 
     Args:
         algorithm: The working module.
@@ -240,8 +239,7 @@ class Loop:
         self.algorithm = algorithm
         self.optimizer = optimizer
         self.fabric = fabric
-        self.live = LiveTensors(algorithm)
-        self.weights = trained_weights(algorithm).values()
+        self.weights = trained_weights(algorithm)
         self.modules = [*algorithm.modules()]
 
     def train(
@@ -265,8 +263,7 @@ class Loop:
             work.train(work.num_steps, batch_ended)
             self._delete_gradients()
             return
-        named = self.live.parameters() if work.control_variate else {}
-        corrected = [(named[name], value) for name, value in work.control_variate.items()]
+        corrected = [(self.weights[name], value) for name, value in work.control_variate.items()]
         if not all(module.training for module in self.modules):
             algorithm.train()
         step_of = self._step(function, corrected)
@@ -286,7 +283,7 @@ class Loop:
             mean = torch.stack(of_batches).mean(dtype=torch.float64)
             algorithm.log(loss_name, mean, batch_size=size * len(of_batches))
 
-    def _step(self, function: str, corrected: list[tuple[Tensor, Tensor]]) -> Function:
+    def _step(self, function: str, corrected: Sequence[tuple[Tensor, Tensor]]) -> Function:
         """A step on a batch, recorded on a CUDA device.
 
         Args:
@@ -330,7 +327,7 @@ class Loop:
 
     def _delete_gradients(self) -> None:
         """Do what the optimizer's ``zero_grad`` does, without its 10 microseconds for profiling."""
-        for weight in self.weights:
+        for weight in self.weights.values():
             weight.grad = None
 
 

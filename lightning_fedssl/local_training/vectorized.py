@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lightning_fedssl.data.local_data import LocalData, own_random_stream
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.dictionaries import exclude, map_values, select
+from lightning_fedssl.functional.dictionaries import exclude, map_values, select, tensors_of
 from lightning_fedssl.functional.frozen import trained_weights
 from lightning_fedssl.functional.optimizer_states import (
     like,
@@ -56,7 +56,7 @@ from lightning_fedssl.local_training.sequential import (
 from lightning_fedssl.local_training.stack_memory import QueuedClients, StackMemory
 from lightning_fedssl.local_training.stacked_step import Part, StackedStep
 from lightning_fedssl.local_work import LocalWork
-from lightning_fedssl.state import ClientUpdate
+from lightning_fedssl.state import ClientUpdate, load_state
 
 
 def train_clients(
@@ -103,14 +103,14 @@ def train_clients(
     loop = Loop(phase.algorithm, phase.optimizer, phase.fabric)
     if stack is None:
         for client in ready:
-            loop.live.load(client.received)
+            load_state(phase.algorithm, client.received)
             yield phase.train(loop, client.data, client.work)
         return
     report(phase, stack.clients, stack.logged)
     for client in ready:
         tensors, state = stack.ended[stack.clients.index(client)]
-        loop.live.load(tensors)
-        update = phase.update(loop.live.model(), client.data, client.work)
+        load_state(phase.algorithm, tensors)
+        update = phase.update(tensors_of(phase.algorithm), client.data, client.work)
         yield phase.finish(client.data, update, state.copy)
 
 
