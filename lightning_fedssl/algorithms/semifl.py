@@ -40,7 +40,6 @@ from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import Sizes
 from lightning_fedssl.functional.optimizers import half_momentum
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
-from lightning_fedssl.functional.stacked_layers import TwoBatches
 from lightning_fedssl.local_work import LocalWork, MakeBatch, epochs_of, unlabeled_work
 from lightning_fedssl.state import Batch, ClientUpdate
 from lightning_fedssl.storage.hyperparameters import hyperparameters
@@ -197,17 +196,14 @@ class SemiFL(GlobalLabels):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """L_fix + mix_weight * L_mix.
 
-        D_fix and D_mix pass together, each with its own batch statistics.
+        D_fix and D_mix pass separately, each with its own batch statistics.
         """
         if self.pseudo_label_source == "local":
             return self._local_label_step(batch)
-        x = batch["x_strong"]
+        loss = self.task.loss(self(batch["x_strong"]), batch["y_fix"])
         if self.mix_weight == 0:
-            return self.task.loss(self(x), batch["y_fix"])
-        mixed = mixup(batch["x_weak"], batch["x_mix"], batch["ratio"])
-        with TwoBatches():
-            fixed, logits = self(torch.cat([x, mixed])).chunk(2)
-        loss = self.task.loss(fixed, batch["y_fix"])
+            return loss
+        logits = self(mixup(batch["x_weak"], batch["x_mix"], batch["ratio"]))
         losses, other = (self.task.entry_losses(logits, batch[y]) for y in ("y_fix", "y_mix"))
         return loss + self.mix_weight * mixup(losses, other, batch["ratio"]).mean()
 

@@ -1,11 +1,9 @@
-"""Layers of stacked clients for which the rule of ``vmap`` is slow, or fails in mixed precision,
-and batch norm of two batches that pass a network together.
-"""
+"""Layers of stacked clients for which the rule of ``vmap`` is slow, or fails in mixed precision."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -25,8 +23,6 @@ class StackedLayers(TorchFunctionMode):
     clients.
     """
 
-    replaced: ClassVar[Mapping[Callable[..., Any], Callable[..., Any]]]
-
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -34,7 +30,7 @@ class StackedLayers(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        return self.replaced.get(func, func)(*args, **(kwargs or {}))
+        return _REPLACED.get(func, func)(*args, **(kwargs or {}))
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -118,24 +114,8 @@ class _Unfold(_Fold):
         return x.unflatten(dim, (info.batch_size, -1)), dim
 
 
-def _batch_norm_of_halves(x: Tensor, *more: Any, **named: Any) -> Tensor:
-    return torch.cat([F.batch_norm(half, *more, **named) for half in x.chunk(2)])
-
-
-StackedLayers.replaced = {
+_REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
     F.linear: _linear,
     F.batch_norm: _batch_norm,
     F.group_norm: _group_norm,
 }
-
-
-class TwoBatches(StackedLayers):
-    """Inside, batch norm takes the halves of its input for two batches, each with its own
-    statistics.
-
-    So two batches of one size can pass a network together, which costs less for few images: the
-    results are those of two passes, one after the other, up to rounding. Only
-    ``num_batches_tracked`` counts one.
-    """
-
-    replaced = {F.batch_norm: _batch_norm_of_halves}  # noqa: RUF012 (annotated in the base class)
