@@ -186,7 +186,7 @@ class RunReport(FederatedCallback):
                 trainer=trainer,
                 report=self,
                 data=data,
-                history=trainer.folder.history,
+                history=trainer.run.folder.history,
                 written=time.strftime("%Y-%m-%d %H:%M:%S"),
                 accuracy_error=accuracy_error,
                 chart=page.chart,

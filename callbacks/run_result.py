@@ -89,7 +89,7 @@ def summarize_run(
         "answer": answer.values() if answer else None,
         "matrices": {
             name: t.tolist()
-            for name, t in trainer.metric_values.items()
+            for name, t in trainer.run.scalars.metrics.items()
             if t.dim() == 2 and not name.endswith("/largest_errors")  # true labels of samples
         },
         "metrics": map_values(float, dict(sorted(values.items()))),

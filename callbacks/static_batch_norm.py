@@ -217,7 +217,7 @@ class StaticBatchNorm(FederatedCallback):
         self, trainer: TrainerView, client: int, direction: Direction, sizes: Sizes
     ) -> None:
         if self._counts:
-            trainer.transfer(client, direction, sizes)
+            trainer.algorithm.federation.transfer(client, direction, sizes)
 
     @staticmethod
     def _send_images(trainer: TrainerView) -> None:
@@ -228,7 +228,9 @@ class StaticBatchNorm(FederatedCallback):
         clients = range(trainer.datamodule.num_clients)
         for client in clients[trainer.global_rank :: trainer.world_size]:
             data = trainer.local_data(client)
-            trainer.transfer(client, "up", {"images": len(data.unlabeled) * data.images[0].nbytes})
+            trainer.algorithm.federation.transfer(
+                client, "up", {"images": len(data.unlabeled) * data.images[0].nbytes}
+            )
 
 
 def _sizes_of_moments(moments: LayerMoments) -> Sizes:

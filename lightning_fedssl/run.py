@@ -28,7 +28,6 @@ from lightning_fedssl.local_training import ClientsAtOnce, LocalTraining
 from lightning_fedssl.metrics.evaluation import EvaluationMetrics
 from lightning_fedssl.metrics.rounds import Metrics, Scalars
 from lightning_fedssl.round import Round
-from lightning_fedssl.state import Direction
 from lightning_fedssl.storage.run_folder import RunFolder
 from lightning_fedssl.system import Faults, Outcome, SystemModel
 
@@ -212,8 +211,6 @@ class TrainerView(Settings, ABC):
         cohort: The clients of the present round, in drawn order, the same on every rank.
         callbacks: The callbacks of the run, in the order in which they are called.
         callback_metrics: The last value of every scalar, by name.
-        metric_values: The last value of every evaluation metric, by name, such as the matrix
-            ``val/confusion_matrix``.
         total_bytes: Bytes that clients received and sent in all rounds.
         is_global_zero: Whether this is rank 0, which alone writes files and prints.
         global_rank: The number of this rank, from 0.
@@ -221,8 +218,6 @@ class TrainerView(Settings, ABC):
         loggers: The loggers of the run.
         log_dir: The folder of the run, the same on every rank once the run has begun; None without
             loggers.
-        transfer: Counts tensors that a client receives (``down``) or sends (``up``), given as their
-            bytes by name, and reports them to the callbacks: ``transfer(client, "up", sizes)``.
         predictions: Class probabilities of the last ``predict``, ``(test images, classes)``.
         predictions_file: The file that they were written to.
     """
@@ -235,8 +230,6 @@ class TrainerView(Settings, ABC):
     algorithm: FederatedAlgorithm = _at("run.algorithm")
     datamodule: FederatedDataModule = _at("run.datamodule")
     client_optimizer: Optimizer = _at("run.client_optimizer")
-    server_optimizer: Optimizer = _at("run.server_optimizer")
-    local_training: LocalTraining = _at("run.local_training")
     ckpt_path: Path | None = _at("run.ckpt_path")
     state: TrainerState = _at("run.state")
     stopped_by: int = _at("run.stopped_by")
@@ -247,25 +240,18 @@ class TrainerView(Settings, ABC):
     clients_per_round: int = _at("run.clients_per_round")
     cohort_size: int = _at("run.cohort_size")
     evaluates_now: bool = _at("run.evaluates_now")
-    client_lr: float = _at("run.client_lr")
     callbacks: list[Callback] = _at("run.hooks.callbacks")
-    scalars: Scalars = _at("run.scalars")
     callback_metrics: dict[str, Tensor] = _at("run.scalars.last")
-    metric_values: dict[str, Tensor] = _at("run.scalars.metrics")
     total_bytes: float = _at("run.scalars.total_bytes")
     fabric: Fabric = _at("run.fabric")
     is_global_zero: bool = _at("run.fabric.is_global_zero")
     global_rank: int = _at("run.fabric.global_rank")
     world_size: int = _at("run.fabric.world_size")
-    folder: RunFolder = _at("run.folder")
     loggers: list[Logger] = _at("run.folder.loggers")
     log_dir: str | None = _at("run.folder.log_dir")
     gather: Callable[[Any], list[Any]] = _at("run.gather")
     local_data: Callable[[int], LocalData] = _at("run.local_data")
     log_metrics: Callable[[Metrics], None] = _at("run.log_metrics")
-    transfer: Callable[[int, Direction, Mapping[str, int]], None] = _at(
-        "run.algorithm.federation.transfer"
-    )
 
     @property
     def should_stop(self) -> bool:

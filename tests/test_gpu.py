@@ -73,5 +73,5 @@ def test_clients_are_stacked_in_mixed_precision(norm: Any, channels_last: bool, 
     settings: dict[str, Any] = {"accelerator": "cuda", "precision": "bf16-mixed", "channels_last": channels_last}
     trainer = toy_trainer(tmp_path, devices=1, **settings)
     trainer.fit(algorithm, ToyData())
-    assert not trainer.local_training.refusal
+    assert not trainer.run.local_training.refusal
     assert all(t.isfinite().all() for t in algorithm.server.model().values() if t.is_floating_point())

@@ -71,7 +71,7 @@ class LightningNames(TrainerView):
     @property
     def optimizers(self) -> list[Optimizer]:
         """Those of the clients' and of the server's steps."""
-        return [self.client_optimizer, self.server_optimizer]
+        return [self.client_optimizer, self.run.server_optimizer]
 
     @property
     def checkpoint_callbacks(self) -> list[Callback]:

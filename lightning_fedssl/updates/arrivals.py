@@ -96,8 +96,8 @@ class Rules(list[UpdateRule]):
         Returns:
             Those of all; empty if none is accepted.
         """
-        run = self.trainer
-        buffers = run.algorithm.server.buffers
+        trainer = self.trainer
+        buffers = trainer.algorithm.server.buffers
         centre = {}
         if any(rule.place == 2 for rule in self):
             for layer in next(iter(of_parties.values()), ()):
@@ -116,11 +116,11 @@ class Rules(list[UpdateRule]):
             if arrival.reason is None:
                 accepted.append(arrival.update)
                 continue
-            if run.is_global_zero:
-                run.scalars.count({"client/refused": 1})
+            if trainer.is_global_zero:
+                trainer.run.scalars.count({"client/refused": 1})
             _log.warning(
                 "round %d: client %d: it %s; statistics without it",
-                run.round_index, arrival.update.client, arrival.reason,
+                trainer.round_index, arrival.update.client, arrival.reason,
             )  # fmt: skip
         combined = self.combined(iter(accepted))
         return combine_moments(

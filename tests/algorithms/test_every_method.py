@@ -119,7 +119,7 @@ def test_stacked_clients_train_as_sequential_ones_do(tmp_path: Path, method: str
         options: dict[str, Any] = {"clients_at_once": number, "max_rounds": 2, "precision": "64-true", "logger": False}
         trainer = toy_trainer(tmp_path, system=DEVICES, **options)
         trainer.fit(algorithm, data())
-        assert not trainer.local_training.refusal
+        assert not trainer.run.local_training.refusal
         results.append(weights(algorithm))
         times.append({name: float(v) for name, v in trainer.callback_metrics.items() if name.startswith("system/")})
     assert times[0] == times[1]

@@ -74,7 +74,7 @@ def test_stacked_clients_train_as_sequential_ones_do(tmp_path: Path, method: Any
         options: dict[str, Any] = {"clients_at_once": number, "max_rounds": 2, "precision": "64-true", "logger": False}
         trainer = toy_trainer(tmp_path, **options)
         trainer.fit(algorithm, mixed_clients(max_train_images=72))
-        assert not trainer.local_training.refusal
+        assert not trainer.run.local_training.refusal
         results.append(weights(algorithm))
     for name, t in results[0].items():
         torch.testing.assert_close(results[1][name], t, rtol=1e-9, atol=1e-11)

@@ -227,7 +227,7 @@ def test_stacked_clients_train_as_sequential_ones_do(tmp_path: Path, options: di
         model = toy_fedavg(freeze=["convs.0", "norms.0"], **options)
         trainer = toy_trainer(tmp_path, clients_at_once=number, precision="64-true", logger=False)
         trainer.fit(model, labeled_clients())
-        assert not trainer.local_training.refusal
+        assert not trainer.run.local_training.refusal
         results.append({**weights(model), **frozen_state(model)})
     for name, t in results[0].items():
         torch.testing.assert_close(results[1][name], t, rtol=1e-10, atol=1e-12)

@@ -148,7 +148,7 @@ def test_split_learning_stacks_no_clients_whose_optimizer_joins_weights(tmp_path
         trainer.fit(algorithm, ToyData())
         results.append(weights(algorithm))
     assert_same(*results)
-    training, clients = trainer.local_training, range(6)
+    training, clients = trainer.run.local_training, range(6)
     assert training.refusal.startswith("the optimizer Normalized is not known")
     assert len(training.stacks(clients, torch.device("cpu"))) == 2  # as on ranks that know of no refusal
 

@@ -211,4 +211,4 @@ def test_a_method_need_not_have_a_loss_or_an_accuracy(
     trainer.fit(method(**dict(toy_semifl().hparams)), ToyData())
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("after round")]
     assert [bool(re.match(expected, line)) for line in printed] == [True]
-    assert sum(v.dim() == 2 for v in trainer.metric_values.values()) == (2 if method is NoLoss else 0)
+    assert sum(v.dim() == 2 for v in trainer.run.scalars.metrics.values()) == (2 if method is NoLoss else 0)

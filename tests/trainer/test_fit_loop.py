@@ -174,7 +174,7 @@ class RatesAtTheStart(FederatedCallback):
         self.logged: list[float] = []
 
     def on_round_start(self, trainer: Any, algorithm: Any) -> None:
-        self.at_start.append(trainer.client_lr)
+        self.at_start.append(trainer.run.client_lr)
 
     def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
         self.logged.append(metrics["lr"])

@@ -303,7 +303,7 @@ class ReadsTrainer(Callback):
     """Reads what Lightning's callbacks read."""
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        assert trainer.optimizers == [trainer.client_optimizer, trainer.server_optimizer]
+        assert trainer.optimizers == [trainer.client_optimizer, trainer.run.server_optimizer]
         assert (trainer.lightning_module, trainer.logged_metrics) == (pl_module, trainer.callback_metrics)
         assert isinstance(trainer.checkpoint_callback, FederatedCheckpoint)
         stages = (trainer.training, trainer.testing, trainer.validating, trainer.predicting)

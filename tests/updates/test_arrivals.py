@@ -59,7 +59,12 @@ def rules_of(*rules: Any) -> tuple[Rules, Any]:
     server = ServerState({"w": torch.ones(2)}, {"n.running_mean": torch.zeros(5), "n.running_var": torch.ones(5)})
     algorithm = SimpleNamespace(server=server)
     trainer: Any = SimpleNamespace(
-        algorithm=algorithm, updates=[*rules], round=Round(1), round_index=1, is_global_zero=True, scalars=Counted()
+        algorithm=algorithm,
+        updates=[*rules],
+        round=Round(1),
+        round_index=1,
+        is_global_zero=True,
+        run=SimpleNamespace(scalars=Counted()),
     )
     return Rules(trainer), trainer
 
@@ -112,7 +117,7 @@ def test_moments_that_are_not_possible_are_rejected_without_any_rule(lie: str, c
     rules, trainer = rules_of()
     combined, exact = rules.moments(found)["n"], combine_moments(without.values())["n"]
     assert torch.equal(combined.variance, exact.variance)
-    assert trainer.scalars.sums == {"client/refused": 1}
+    assert trainer.run.scalars.sums == {"client/refused": 1}
     assert "client 3: it returned moments" in caplog.text
 
 
