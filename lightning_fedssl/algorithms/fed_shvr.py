@@ -161,9 +161,7 @@ class FedSHVR(PairedBatches):
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Label the client's images and draw its tau_k batches."""
         steps = local_steps(data, self.client_epochs)
-        alpha0 = self.ramp.values(data.round, self.client_epochs, steps).to(
-            data.images.device, data.dtype, non_blocking=True
-        )
+        alpha0 = self.ramp.on_device(data, self.client_epochs, steps)
         control_variate_cpu = self.control(data.party)
         control_variate = map_values(
             lambda d: d.to(data.images.device, non_blocking=True), control_variate_cpu

@@ -100,6 +100,21 @@ def norm_layers(kind: NormKind, groups: int) -> NormLayers:
     return partial(make_norm, kind, groups=groups)
 
 
+def conv_norm_relu(
+    channels_in: int, channels_out: int, norm: NormLayers, bias: bool
+) -> nn.Sequential:
+    """A 3x3 convolution that keeps the size of the image, a norm layer and ReLU.
+
+    Args:
+        channels_in: Channels of the input.
+        channels_out: Channels of the output.
+        norm: Makes the norm layer.
+        bias: Whether the convolution has a bias.
+    """
+    conv = nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=bias)
+    return nn.Sequential(conv, norm(channels_out), nn.ReLU())
+
+
 def draw_by_fan_out(network: nn.Module) -> None:
     """Draw the weights of all convolutions again, as He et al. do by the fan out."""
     for layer in network.modules():

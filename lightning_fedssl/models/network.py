@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_fedssl.functional.batch_norm import batch_norm_layers, evaluating
 from lightning_fedssl.functional.dictionaries import first_number, select
+from lightning_fedssl.storage.named_value import unwrapped
 
 InShape = tuple[int, ...]
 """Shape of one sample: ``(channels, height, width)`` of an image, ``(channels, time)`` of a signal,
@@ -241,7 +242,7 @@ def _constructed(
     except Exception as error:
         if str(error).startswith("model."):
             raise  # the constructor's own message names the key
-        name = getattr(_target(factory), "__name__", str(factory))
+        name = getattr(unwrapped(factory), "__name__", str(factory))
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ValueError(
             f"model.network: {name} cannot be built: {reason}; change its arguments "
@@ -251,7 +252,7 @@ def _constructed(
 
 def _unshared(factory: Callable[..., nn.Module], network: nn.Module) -> nn.Module:
     """A copy of what a function returned: it may return one network for every run."""
-    target = _target(factory)
+    target = unwrapped(factory)
     while isinstance(target, functools.partial):
         target = target.func
     if isinstance(target, type):
@@ -274,7 +275,7 @@ def _arguments(
             "the data set them."
         )
     offered = {"num_classes": num_classes, "in_shape": in_shape, "in_channels": in_shape[0]}
-    return select(offered, _accepted(_target(factory)))
+    return select(offered, _accepted(unwrapped(factory)))
 
 
 def _accepted(target: Callable[..., nn.Module]) -> set[str]:
@@ -290,18 +291,6 @@ def _accepted(target: Callable[..., nn.Module]) -> set[str]:
         is_ours = isinstance(target, type) and issubclass(target, Network)
         accepted |= {"num_classes", "in_shape"} if is_ours else {"num_classes"}
     return accepted
-
-
-def _target(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """The callable that builds the network: jsonargparse passes a class as an argument to one of
-    its own helpers.
-    """
-    if (
-        isinstance(factory, functools.partial)
-        and factory.func.__module__.split(".")[0] == "jsonargparse"
-    ):
-        return next(argument for argument in factory.args if isinstance(argument, type))
-    return factory
 
 
 def _check_output(network: nn.Module, out_shape: InShape, in_shape: InShape) -> None:

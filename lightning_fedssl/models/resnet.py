@@ -5,6 +5,7 @@ train them.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from lightning_fedssl.models.layers import (
     DEFAULT_GROUPS,
     NormKind,
     NormLayers,
+    conv_norm_relu,
     draw_by_fan_out,
     norm_layers,
 )
@@ -150,16 +152,6 @@ class ResNet18(_ResNet):
         return name
 
 
-class _ConvNormReLU(nn.Sequential):
-    """3x3 convolution of the same size, norm, ReLU."""
-
-    def __init__(
-        self, channels_in: int, channels_out: int, make_norm: NormLayers, bias: bool
-    ) -> None:
-        conv = nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=bias)
-        super().__init__(conv, make_norm(channels_out), nn.ReLU())
-
-
 class _Residual(nn.Module):
     """The sum of layers' input and output."""
 
@@ -209,11 +201,7 @@ class ResNet9(LayeredNetwork):
         norm_groups: int = DEFAULT_GROUPS,
     ) -> None:
         super().__init__()
-        make_norm = norm_layers(norm, norm_groups)
-
-        def conv(channels_in: int, channels_out: int) -> nn.Module:
-            return _ConvNormReLU(channels_in, channels_out, make_norm, bias)
-
+        conv = partial(conv_norm_relu, norm=norm_layers(norm, norm_groups), bias=bias)
         c2 = 2 * width
         c4 = 8 * width
         self.conv1 = conv(in_shape[0], width)

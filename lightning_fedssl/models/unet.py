@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_fedssl.models.layers import DEFAULT_GROUPS, NormKind, norm_layers
+from lightning_fedssl.models.layers import DEFAULT_GROUPS, NormKind, conv_norm_relu, norm_layers
 from lightning_fedssl.models.network import InShape, Network, max_pool
 
 
@@ -40,13 +41,8 @@ class UNet(Network):
         norm_groups: int = DEFAULT_GROUPS,
     ) -> None:
         super().__init__()
-        make_norm = norm_layers(norm, norm_groups)
-        bias = norm == "none"
-
-        def block(channels: int, out: int) -> nn.Sequential:
-            conv = nn.Conv2d(channels, out, 3, padding=1, bias=bias)
-            return nn.Sequential(conv, make_norm(out), nn.ReLU())
-
+        layers = norm_layers(norm, norm_groups)
+        block = partial(conv_norm_relu, norm=layers, bias=norm == "none")
         widths = [width * 2**size for size in range(depth)]
         ways = pairwise([in_shape[0], *widths])
         self.down = nn.ModuleList(nn.Sequential(block(a, b), block(b, b)) for a, b in ways)

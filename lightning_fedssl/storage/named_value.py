@@ -214,10 +214,20 @@ def _is_in(name: Any, modules: Sequence[str]) -> bool:
     return f"{name}.".startswith(tuple(f"{module}." for module in modules))
 
 
+def unwrapped(factory: Any) -> Any:
+    """The class that jsonargparse has wrapped in a partial of one of its own functions; anything
+    else is returned as it is.
+    """
+    if (
+        not isinstance(factory, functools.partial)
+        or factory.func.__module__.split(".")[0] != "jsonargparse"
+    ):
+        return factory
+    return next(argument for argument in factory.args if isinstance(argument, type))
+
+
 def target_of(factory: Any) -> Any:
     """The class or function of a partial.
-
-    Jsonargparse wraps a class in a partial of one of its functions.
 
     Args:
         factory: A partial; anything else is returned as it is.
@@ -225,10 +235,9 @@ def target_of(factory: Any) -> Any:
     Raises:
         NotNamedError: If the partial has positional arguments.
     """
+    factory = unwrapped(factory)
     if not isinstance(factory, functools.partial):
         return factory
-    if factory.func.__module__.split(".")[0] == "jsonargparse":
-        return next(argument for argument in factory.args if isinstance(argument, type))
     if factory.args:
         raise NotNamedError("a partial with positional arguments: give them by name")
     return factory.func

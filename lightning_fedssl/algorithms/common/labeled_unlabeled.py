@@ -46,6 +46,17 @@ class Ramp:
         done = (round_index - 1) * local_epochs + inside.floor()
         return self.final * (done / self.epochs).clamp(max=1.0)
 
+    def on_device(self, data: LocalData, local_epochs: float, num_steps: int) -> Tensor:
+        """The weight at every step of a client's round, as its images are in type and device.
+
+        Args:
+            data: The client's data.
+            local_epochs: E, epochs of a round.
+            num_steps: tau_k, steps of the client in this round.
+        """
+        weights = self.values(data.round, local_epochs, num_steps)
+        return weights.to(data.images.device, data.dtype, non_blocking=True)
+
 
 @hyperparameters
 class PairedBatches(FederatedAlgorithm, ABC):
@@ -77,9 +88,7 @@ class PairedBatches(FederatedAlgorithm, ABC):
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Draw tau_k batches of labelled and unlabelled images."""
         steps = local_steps(data, self.client_epochs)
-        weight = self.ramp.values(data.round, self.client_epochs, steps).to(
-            data.images.device, data.dtype, non_blocking=True
-        )
+        weight = self.ramp.on_device(data, self.client_epochs, steps)
         return paired_work(data, steps, unlabeled=lambda _, step: {"alpha0": weight[step]})
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
