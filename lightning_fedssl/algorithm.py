@@ -510,7 +510,7 @@ class FederatedAlgorithm(_Attributes, metaclass=NamesKeys):
         """Write the mean into the global model. Without an update, the model stays as it is."""
         mean = sums["model"].mean()
         if mean is not None:
-            self.server.replace(mean)
+            self.server.update(mean)
 
     def round(self, federation: Federation) -> None:
         """One round: clients train from the global model, the server averages and trains."""

@@ -100,9 +100,7 @@ def fold_in(key: Tensor, number: int | Tensor) -> Tensor:
         key: Keys, int64 of any shape.
         number: From 0.
     """
-    if isinstance(number, int):  # the product is taken as 64-bit integers wrap it
-        return _mix(key + ((number * _GOLDEN + 2**63) % 2**64 - 2**63))
-    return _mix(key + number * _GOLDEN)
+    return _mix(key + torch.as_tensor(number) * _GOLDEN)  # tensors of 64 bits wrap products
 
 
 def uniform(keys: Tensor, draws: int) -> Tensor:

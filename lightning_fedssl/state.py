@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from lightning_fedssl.functional.averaging import Sizes, State, sizes_of
 from lightning_fedssl.functional.dictionaries import (
     add_prefix,
-    exclude,
     map_values,
     select,
     tensors_of,
@@ -80,21 +79,17 @@ class ServerState:
         buffers = {name: tensors.pop(name) for name, _ in module.named_buffers() if name in tensors}
         return cls(tensors, buffers, own)
 
-    def update(
-        self,
-        parameters: State | None = None,
-        buffers: State | None = None,
-        personal: State | None = None,
-    ) -> None:
-        """Copy new values into the global model; tensors that are not named stay as they are."""
-        _copy_into(self.parameters, parameters or {})
-        _copy_into(self.buffers, buffers or {})
-        _copy_into(self.personal, personal or {})
-        self.version += 1
+    def update(self, tensors: State) -> None:
+        """Copy new values into the global model; tensors that are not named stay as they are.
 
-    def replace(self, model: State) -> None:
-        """:meth:`update` with weights and buffers in one dictionary."""
-        self.update(select(model, self.parameters), exclude(model, self.parameters))
+        Args:
+            tensors: Weights and buffers by name, the personal ones included.
+
+        Raises:
+            KeyError: The global model has no tensor of a name.
+        """
+        _copy_into(self.all_tensors(), tensors)
+        self.version += 1
 
     def forget(self) -> None:
         """Forget all but the global model, as before the first round of a run."""
@@ -115,6 +110,10 @@ class ServerState:
     def model(self) -> State:
         """Parameters and buffers: what a client downloads by default."""
         return {**self.parameters, **self.buffers}
+
+    def all_tensors(self) -> State:
+        """Parameters, buffers and the server's own personal tensors."""
+        return {**self.model(), **self.personal}
 
 
 def named_payload(payload: State) -> State:
@@ -295,10 +294,6 @@ class ClientStore:
 
     # All states.
 
-    def state_of(self, client: int) -> State:
-        """All stored tensors of a client, named ``kind.name``; empty if there are none."""
-        return self.state_dict().get(client, {})
-
     def with_state(self, kind: str) -> list[int]:
         """The clients with a state of this kind, in ascending order."""
         return sorted(client for known, client in self._kept if known == kind)
@@ -308,7 +303,7 @@ class ClientStore:
         return len({client for _, client in self._kept})
 
     def state_dict(self) -> dict[int, State]:
-        """Every client's tensors as :meth:`state_of` returns them."""
+        """The stored tensors of every client that has some, named ``kind.name``."""
         found: dict[int, State] = {}
         for (kind, client), state in self._kept.items():
             found.setdefault(client, {}).update(add_prefix(f"{kind}.", state))

@@ -220,7 +220,7 @@ class Task(ABC):
 
     def any_confident(self, pseudo: PseudoLabels) -> Tensor:
         """Whether a sample has a confident entry: ``(n,)`` bool."""
-        return pseudo.mask.flatten(1).any(dim=1) if pseudo.mask.dim() > 1 else pseudo.mask
+        return pseudo.mask.unsqueeze(-1).flatten(1).any(dim=1)
 
 
 class _Softmax(Task):
@@ -375,10 +375,6 @@ class Classification(_Softmax):
         """Class numbers int64 ``(N,)``."""
         self._check_weights(num_classes)
         return check_labels(targets, num_classes, source, allow_missing)
-
-    def missing(self, count: int, like: Tensor) -> Tensor:
-        """-1 ``(count,)``."""
-        return torch.full((count,), -1)
 
     def strata(self, targets: Tensor, num_classes: int) -> Tensor:
         """The class itself."""

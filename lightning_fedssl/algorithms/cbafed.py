@@ -256,4 +256,4 @@ class CBAFed(FederatedAlgorithm):
             mean = map_values(lambda t, last: (last + t) / 2, mean, record)
         if self.residual and (after < 0 or (after > 0 and after % _EVERY == 0)):
             self.server.extra["record"] = map_values(Tensor.clone, mean)
-        self.server.replace(mean)
+        self.server.update(mean)

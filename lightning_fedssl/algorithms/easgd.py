@@ -86,7 +86,7 @@ class EASGD(SlotAlgorithm):
         distance = sums["distance"]
         if distance.weight:
             moved = map_values(torch.add, self._step(distance), self.server.parameters)
-            self.server.update(moved, self.clients.get(0, "buffers"))
+            self.server.update(moved | self.clients.get(0, "buffers"))
 
     def _rate(self) -> float:
         return 0.9 / len(self.slot_of) if self.alpha is None else self.alpha

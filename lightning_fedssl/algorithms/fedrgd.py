@@ -270,7 +270,7 @@ class FedRGD(SlotAlgorithm):
         new = average.mean() or {}
         if not self._servers and self.bn_buffers == "slot":
             new |= self.clients.get(0, "buffers")
-        self.server.replace(new)
+        self.server.update(new)
 
     def _averaged_names(self) -> list[str]:
         weights = [*trained_weights(self)]

@@ -228,6 +228,6 @@ class RSCFed(FederatedAlgorithm):
             collected = map_values(torch.add, mean, collected) if collected else mean
         if self.current_round.index % self.sub_consensus == 0 and collected:
             count = collected.pop("count")
-            self.server.replace(map_values(lambda t: t / count.to(t), collected))
+            self.server.update(map_values(lambda t: t / count.to(t), collected))
             collected = {}
         self.server.extra["sub_consensus"] = collected

@@ -143,7 +143,7 @@ class SelfTraining(ServerPhases):
         if before:
             step = map_values(lambda new, old: new + momentum * old, step, before)
         self.server.extra[STEP] = step
-        self.server.update(map_values(torch.add, self._start, step), {})
+        self.server.update(map_values(torch.add, self._start, step))
 
     def anew(self) -> SelfTraining:
         """The same method, before a run."""

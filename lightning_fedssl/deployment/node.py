@@ -170,7 +170,7 @@ class Node:
         self.shares = shares
         if not algorithm.freeze_patterns and not algorithm.personal_patterns:
             algorithm.init_from = None  # all weights come from the server
-        setup.prepare_model(algorithm, datamodule, fabric, settings.channels_last)
+        setup.prepare_model(algorithm, datamodule, fabric, settings)
         weights = [*trained_weights(algorithm).values()]
         self.optimizer = build_optimizer(algorithm.optimizer, weights, "model.optimizer")
 
@@ -262,7 +262,7 @@ class Node:
         for name, (total, weight) in scalars.items():
             parts.append(f"{name} {total / weight:.4g}")
         _log.info(", ".join(parts))
-        kept = algorithm.clients.state_of(client)
+        kept = algorithm.clients.state_dict().get(client, {})
         at_server = getattr(algorithm, "server_keeps", ())
         here = {name: t for name, t in kept.items() if name.partition(".")[0] not in at_server}
         self._save(f"{number}-state", here)
@@ -279,7 +279,7 @@ class Node:
         algorithm = self.algorithm
         server = algorithm.server
         max_rounds = self.settings.max_rounds
-        server.update(select(model, server.parameters), select(model, server.buffers))
+        server.update(select(model, server.model()))
         algorithm.set_learning_rates([self.optimizer], round_index, max_rounds)
         algorithm.current_round = Round(
             round_index,

@@ -427,7 +427,7 @@ class SendsCounters(FederatedAlgorithm):
                 yield update
 
         sums = super().accumulate(noted())
-        self.server.update(buffers=largest)
+        self.server.update(largest)
         return sums
 
 

@@ -157,11 +157,10 @@ class ClientPhase:
             work: Its steps.
         """
         load_optimizer_state(self.optimizer, self.kept_optimizer_state(data.party))
-        with self.algorithm.clients.stage(data.party):
-            with own_random_stream(data):
-                loop.train(work, "training_step", "client/loss", self.batch_ended)
-            update = self.update(tensors_of(self.algorithm), data, work)
-            return self._completed(data, update, lambda: optimizer_state(self.optimizer))
+        with self.algorithm.clients.stage(data.party), own_random_stream(data):
+            loop.train(work, "training_step", "client/loss", self.batch_ended)
+        update = self.update(tensors_of(self.algorithm), data, work)
+        return self.finish(data, update, lambda: optimizer_state(self.optimizer))
 
     def kept_optimizer_state(self, client: int) -> State:
         """The state with which a client's optimizer starts: empty, or that of its last round
@@ -188,24 +187,19 @@ class ClientPhase:
             optimizer: Returns the state of the client's optimizer, which ``keep_client_optimizer``
                 stores.
         """
-        with self.algorithm.clients.stage(data.party):
-            return self._completed(data, update, optimizer)
-
-    def _completed(
-        self, data: LocalData, update: ClientUpdate, optimizer: Callable[[], State]
-    ) -> ClientUpdate:
         algorithm = self.algorithm
         clients = algorithm.clients
-        if algorithm.keep_client_optimizer:
-            clients.put(self._owner(data.party), "optimizer", optimizer())
-        if algorithm.personal:
-            own = select(tensors_of(algorithm), algorithm.personal)
-            clients.put(data.party, "personal", own)
-        with own_random_stream(data, "after training"):
-            update = algorithm.on_client_end(update)
-        if not isinstance(update, ClientUpdate):
-            raise wrong_type(update, algorithm, "on_client_end", "the update")
-        self.observer.client_ended(update)
+        with clients.stage(data.party):
+            if algorithm.keep_client_optimizer:
+                clients.put(self._owner(data.party), "optimizer", optimizer())
+            if algorithm.personal:
+                personal = select(tensors_of(algorithm), algorithm.personal)
+                clients.put(data.party, "personal", personal)
+            with own_random_stream(data, "after training"):
+                update = algorithm.on_client_end(update)
+            if not isinstance(update, ClientUpdate):
+                raise wrong_type(update, algorithm, "on_client_end", "the update")
+            self.observer.client_ended(update)
         return update
 
 

@@ -15,6 +15,7 @@ from lightning_fedssl.data.local_data import LocalData, own_random_stream
 from lightning_fedssl.functional.calls import CallOf
 from lightning_fedssl.functional.dictionaries import add_prefix, map_values, tensors_of
 from lightning_fedssl.functional.losses import added
+from lightning_fedssl.functional.stacking import shapes_of
 from lightning_fedssl.local_training.sequential import recording
 from lightning_fedssl.local_work import LocalWork
 
@@ -43,7 +44,7 @@ def step_work(
     if work.train is not None:
         return 1.0
     batch = map_values(Tensor.clone, work.batch(0))  # a loss may change a batch in place
-    shapes = tuple((name, tensor.shape) for name, tensor in batch.items())
+    shapes = shapes_of(batch)
     if shapes not in known:
         algorithm.train()
         function = "client_features" if isinstance(algorithm, JointAlgorithm) else "training_step"

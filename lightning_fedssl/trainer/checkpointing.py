@@ -256,13 +256,12 @@ def load_model(run: Run, path: Path) -> checkpoint_file.Checkpoint:
             f"ckpt_path: {path} holds another network: {min(wrong)[0]} does not fit; "
             "use the config.yaml of the checkpoint's run folder"
         )
-    server.update(state["parameters"], state["buffers"])
     # Callbacks evaluate other models, such as group means, together with the global model of the
     # same round.
     server.extra = map_values(dict, state["extra"])
     server.to(run.fabric.device)
-    server.update(personal=select(loaded["state_dict"], server.personal))
-    load_state(run.algorithm, select(loaded["state_dict"], kept))
+    server.update(select(found, server.all_tensors()))
+    load_state(run.algorithm, select(found, kept))
     server.version = state["version"]
     run.loaded_round = loaded["round"]
     run.round = Round(run.loaded_round, run.settings.max_rounds)
@@ -463,7 +462,7 @@ def _warn_of_a_stretched_schedule(
     schedule: Schedule, now: int, loaded: checkpoint_file.Checkpoint
 ) -> None:
     """Say that a longer run has other learning rates than the checkpoint's run planned."""
-    before = loaded.get("max_rounds", now)
+    before = loaded["max_rounds"]
     planned, found = (schedule.checked_factor(loaded["round"] + 1, r) for r in (before, now))
     if planned != found:
         _log.warning(

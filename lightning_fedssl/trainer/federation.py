@@ -139,11 +139,7 @@ class RunFederation(Federation):
         server = self.run.algorithm.server
         tensors = tensors_of(self.run.algorithm)
         trained = {name: t.detach() for name, t in tensors.items() if which(name)}
-        server.update(
-            select(trained, server.parameters),
-            select(trained, server.buffers),
-            select(trained, server.personal),
-        )
+        server.update(select(trained, server.all_tensors()))
 
 
 class SimulatedFederation(RunFederation):

@@ -14,7 +14,7 @@ from lightning.fabric import Fabric
 from lightning.pytorch import Callback
 from lightning.pytorch.core.hooks import ModelHooks
 
-from lightning_fedssl import algorithms
+from lightning_fedssl import algorithms, sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callbacks import (
     ClientEvaluation,
@@ -30,7 +30,7 @@ from lightning_fedssl.callbacks import (
 from lightning_fedssl.data.datamodule import FederatedDataModule, require_federated
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.hooks import Hooks
-from lightning_fedssl.run import Run
+from lightning_fedssl.run import Run, Settings
 from lightning_fedssl.state import ServerState
 from lightning_fedssl.task import Task
 from lightning_fedssl.trainer import callback_list
@@ -170,10 +170,8 @@ def build_model(algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) 
             the data.
     """
     for key, value in algorithm.hparams.items():
-        if (isinstance(value, float) and math.isnan(value)) or (
-            isinstance(value, int) and abs(value) >= 10**18
-        ):
-            raise ValueError(f"model.{key} is {value}: give a finite number below 1e18")
+        if isinstance(value, float) and math.isnan(value):
+            raise ValueError(f"model.{key} is {value}: give a number")
     for name in ("num_classes", "in_shape"):
         given = getattr(algorithm, name)
         actual = getattr(datamodule, name)
@@ -206,15 +204,26 @@ def prepare_model(
     algorithm: FederatedAlgorithm,
     datamodule: FederatedDataModule,
     fabric: Fabric,
-    channels_last: bool,
+    settings: Settings,
+    is_run: bool = False,
 ) -> None:
-    """Build the network for the data, and put it and the global model on the device."""
+    """Build the network for the data, and put it and the global model on the device.
+
+    Args:
+        algorithm: The method.
+        datamodule: The data.
+        fabric: Precision and device.
+        settings: The keys of the trainer.
+        is_run: Whether a run begins: the classifier of a new model is then set (``init_head``).
+    """
     build_model(algorithm, datamodule)
     fabric.strategy.precision.convert_module(algorithm)
     algorithm.to(fabric.device)
-    if channels_last:
+    if settings.channels_last:
         algorithm.to(memory_format=torch.channels_last)
     if not hasattr(algorithm, "server"):
+        if is_run:
+            algorithm.on_run_start(datamodule.local_data(sampling.SERVER, 0, settings.dtype))
         algorithm.server = ServerState.of(algorithm, algorithm.local_modules, algorithm.personal)
     algorithm.server.to(fabric.device)  # an earlier command may have run on another device
 

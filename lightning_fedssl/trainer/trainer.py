@@ -379,11 +379,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
             self.metrics, datamodule.num_classes, ranks, datamodule.task
         )
         model.trainer = self
-        is_new = stage == "fit" and not hasattr(model, "server")
-        setup.prepare_model(model, datamodule, run.fabric, self.channels_last)
-        if is_new:
-            model.on_run_start(datamodule.local_data(sampling.SERVER, 0, self.dtype))
-            model.server = ServerState.of(model, model.local_modules, model.personal)
+        setup.prepare_model(model, datamodule, run.fabric, run.settings, is_run=stage == "fit")
         weights = [*trained_weights(model).values()]
         factory = model.optimizer
         run.client_optimizer = build_optimizer(factory, weights, "model.optimizer")

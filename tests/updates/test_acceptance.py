@@ -197,7 +197,7 @@ class Poison(FederatedCallback):
             algorithm.on_client_start = on_client_start  # type: ignore[method-assign]
 
     def on_round_end(self, trainer: Any, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
-        self.kept[trainer.round_index] = {owner: {**algorithm.clients.state_of(owner)} for owner in range(4)}
+        self.kept[trainer.round_index] = {k: algorithm.clients.state_dict().get(k, {}) for k in range(4)}
         if trainer.round_index == POISONED_ROUND:
             self.owner = algorithm.state_owner(trainer.cohort[0])
             assert metrics["client/refused"] == 1

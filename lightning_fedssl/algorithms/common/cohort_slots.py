@@ -128,7 +128,7 @@ class SlotAlgorithm(FederatedAlgorithm):
             self.replica = replica
             buffers = f"buffers {replica}"
             momentum = f"optimizer {replica}"
-            self.server.update(start, starts[replica])
+            self.server.update({**start, **starts[replica]})
             load_optimizer_state(federation.server_optimizer, extra.get(momentum, {}))
             federation.train_server()
             trained.append(clone(self.server.model()))
@@ -136,7 +136,7 @@ class SlotAlgorithm(FederatedAlgorithm):
             if self.keep_server_optimizer:
                 extra[momentum] = clone(optimizer_state(federation.server_optimizer))
         self.replica = 0
-        self.server.update(buffers=extra["buffers 0"])
+        self.server.update(extra["buffers 0"])
         return trained
 
     def replica_buffers(self, replica: int) -> State:

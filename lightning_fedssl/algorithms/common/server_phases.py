@@ -95,7 +95,7 @@ class ServerPhases(FederatedAlgorithm):
         weights = {name: mean[name] for name in self.server.parameters if name in mean}
         if self.aggregation_optimizer is not None:
             weights = self._step_towards(weights, self.aggregation_optimizer)
-        self.server.replace(mean | weights)
+        self.server.update(mean | weights)
 
     def _step_towards(self, mean: State, factory: OptimizerCallable) -> State:
         """The global weights after a step of the optimizer, with the mean update as gradient."""
