@@ -30,14 +30,7 @@ OTHERS = {
 
 
 def some_checkpoint(**more: Any) -> checkpoint_file.Checkpoint:
-    return {
-        "state_dict": {"w": torch.arange(5.0)},
-        "round": 3,
-        "max_rounds": 9,
-        "federation": FEDERATION,
-        **OTHERS,
-        **more,
-    }
+    return {"state_dict": {"w": torch.arange(5.0)}, "round": 3, "federation": FEDERATION, **OTHERS, **more}
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

@@ -58,13 +58,9 @@ def rules_of(*rules: Any) -> tuple[Rules, Any]:
     """Rules of a run whose model has one layer."""
     server = ServerState({"w": torch.ones(2)}, {"n.running_mean": torch.zeros(5), "n.running_var": torch.ones(5)})
     algorithm = SimpleNamespace(server=server)
+    run = SimpleNamespace(scalars=Counted())
     trainer: Any = SimpleNamespace(
-        algorithm=algorithm,
-        updates=[*rules],
-        round=Round(1),
-        round_index=1,
-        is_global_zero=True,
-        run=SimpleNamespace(scalars=Counted()),
+        algorithm=algorithm, updates=[*rules], round=Round(1), round_index=1, is_global_zero=True, run=run
     )
     return Rules(trainer), trainer
 
