@@ -162,8 +162,8 @@ class Answer(NamedTuple):
             count: How many at most.
         """
         right = self.chosen.tested == self.truth
-        places = right.long().argsort(stable=True)[:count]
-        return torch.stack([places, self.truth[places], self.chosen.tested[places]], 1).tolist()
+        rows = right.long().argsort(stable=True)[:count]
+        return torch.stack([rows, self.truth[rows], self.chosen.tested[rows]], 1).tolist()
 
     def lead(self, one: Candidate) -> tuple[float, float]:
         """How much a candidate is ahead of the chosen one on the test samples, and the standard

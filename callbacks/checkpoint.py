@@ -148,8 +148,8 @@ class FederatedCheckpoint(FederatedCallback):
 
     def _warn_if_unknown(self, trainer: TrainerView, metrics: Metrics) -> None:
         evaluated = sorted(name for name in metrics if name.startswith("val"))
-        known = self.monitor in metrics or self._warned or not trainer.datamodule.class_names
-        if evaluated and not known:
+        is_expected = self.monitor in metrics or self._warned or not trainer.datamodule.class_names
+        if evaluated and not is_expected:
             self._warned = True
             _log.warning(
                 "no scalar %s, so no best.ckpt: give FederatedCheckpoint(monitor=...) one of %s",

@@ -115,12 +115,14 @@ class ClientEvaluation(FederatedCallback):
         accuracies = torch.zeros(len(images), dtype=torch.float64)
         for client in range(trainer.global_rank, len(images), trainer.world_size):
             load_state(algorithm, part(client))
-            only = images[client]
+            test_rows = images[client]
             right = torch.zeros((), dtype=torch.float64)
             with torch.no_grad(), trainer.fabric.autocast():
-                for x, y in trainer.datamodule.evaluation_batches("test", trainer.dtype, only=only):
+                for x, y in trainer.datamodule.evaluation_batches(
+                    "test", trainer.dtype, indices=test_rows
+                ):
                     right += (algorithm.network(x).argmax(dim=1) == y).sum().cpu()
-            accuracies[client] = right / len(only)
+            accuracies[client] = right / len(test_rows)
         load_state(algorithm, algorithm.server.personal)
         return torch.stack(trainer.gather(accuracies)).sum(dim=0)
 
@@ -162,8 +164,8 @@ def draw_like(class_counts: Tensor, labels: Tensor, count: int, seed: int, clien
     for k in quota.nonzero().flatten().tolist():
         images = (labels == k).nonzero().flatten()
         number = int(quota[k])
-        drawn = generator.choice(images.numpy(), number, replace=number > len(images))
-        parts.append(torch.from_numpy(drawn))
+        chosen = generator.choice(images.numpy(), number, replace=number > len(images))
+        parts.append(torch.from_numpy(chosen))
     return torch.cat(parts)
 
 

@@ -230,14 +230,14 @@ def left_out_with_clients(trainer: TrainerView, folder: Path) -> Tensor:
     """
     server_data = trainer.local_data(sampling.SERVER)
     right = torch.zeros(1, len(server_data.labels), dtype=torch.bool)
-    for seen, left_out in folds(server_data.labels, 1)[0]:
-        places = torch.from_numpy(left_out)
-        trained = trainer.train_beside(str(folder / "left out"), places=torch.from_numpy(seen))
+    for training, left_out in folds(server_data.labels, 1)[0]:
+        rows = torch.from_numpy(left_out)
+        trained = trainer.train_beside(str(folder / "left out"), rows=torch.from_numpy(training))
         method = trained.trained
         load_state(method, method.evaluated_model())
         with torch.no_grad():
-            classes = method.eval()(server_data.plain(server_data.labeled[places])).argmax(1)
-        right[0, places] = (classes == server_data.labels[places]).cpu()
+            classes = method.eval()(server_data.plain(server_data.labeled[rows])).argmax(1)
+        right[0, rows] = (classes == server_data.labels[rows]).cpu()
     return right
 
 

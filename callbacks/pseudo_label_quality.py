@@ -129,10 +129,10 @@ class PseudoLabelQuality(FederatedCallback):
         parts = trainer.gather(
             (table_of_rank, [(float(score), *row) for score, *row in rows if score > 0])
         )
-        known = [table for table, _ in parts if table is not None]
-        if not known:
+        tables_of_ranks = [table for table, _ in parts if table is not None]
+        if not tables_of_ranks:
             return
-        self.table = torch.stack(known).sum(dim=0)
+        self.table = torch.stack(tables_of_ranks).sum(dim=0)
         entries = sorted((row for _, rows in parts for row in rows), key=lambda row: -row[0])
         self.wrong = entries[:MOST_WRONG]
         count = self.table.sum(dim=0)
@@ -177,8 +177,11 @@ class PseudoLabelQuality(FederatedCallback):
         # A test whether any label is known, or confident, would wait for the device; without one,
         # the scalar has weight 0.
         right = (labels == truth).double()
-        known = (truth >= 0).double()
-        for name, weights in {"accuracy": known, "confident_accuracy": known * mask}.items():
+        has_truth = (truth >= 0).double()
+        for name, weights in {
+            "accuracy": has_truth,
+            "confident_accuracy": has_truth * mask,
+        }.items():
             count = weights.sum()
             value = (right * weights).sum() / count.clamp(min=1)
             trainer.log(f"pseudo_label/{name}", value, count)
@@ -194,11 +197,11 @@ def _table(truth: Tensor, labels: Tensor, mask: Tensor, num_classes: int) -> Ten
     # Comparisons and not F.one_hot, which reads its input on the host and would wait for the
     # device.
     classes = torch.arange(num_classes, device=labels.device)
-    given = (labels[:, None] == classes) * mask[:, None]
+    confident = (labels[:, None] == classes) * mask[:, None]
     if num_classes > MOST_CLASSES:
-        return given.sum(dim=0, keepdim=True)
-    known = (truth[:, None] == classes).double().T @ given
-    return torch.cat([known, (given.sum(dim=0) - known.sum(dim=0))[None]])
+        return confident.sum(dim=0, keepdim=True)
+    by_class = (truth[:, None] == classes).double().T @ confident
+    return torch.cat([by_class, (confident.sum(dim=0) - by_class.sum(dim=0))[None]])
 
 
 def _most_wrong(

@@ -148,8 +148,8 @@ class StaticBatchNorm(FederatedCallback):
 
     def _statistics(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> Statistics:
         if self.source == "moments":
-            found = self._all_moments(trainer, algorithm)
-            combined = algorithm.federation.accepted_moments(found)
+            moments_of_parties = self._all_moments(trainer, algorithm)
+            combined = algorithm.federation.accepted_moments(moments_of_parties)
             return {name: (moments.mean, moments.variance) for name, moments in combined.items()}
         if self.source == "pooled" and self._counts and not self.has_images:
             self._send_images(trainer)

@@ -355,7 +355,7 @@ class FederatedAlgorithm(_Attributes, metaclass=NamesKeys):
             raise ValueError(
                 f"{name} trains on labels of the {place}: set data.label_location to {place}"
             )
-        if self.needs_unlabeled and not any(len(own.unlabeled) for own in data.split.clients):
+        if self.needs_unlabeled and not any(len(client.unlabeled) for client in data.split.clients):
             raise ValueError(f"{name} needs unlabelled data at the clients: lower data.num_labels")
         if data.class_shares is not None and self.trains_clients and not self.uses_class_shares:
             raise ValueError(
@@ -399,8 +399,10 @@ class FederatedAlgorithm(_Attributes, metaclass=NamesKeys):
             received: Its broadcast.
         """
         if self.server.last_broadcast_version == self.server.version:
-            held = self.server.parameters
-            received = {name: t for name, t in received.items() if held.get(name) is not t}
+            global_weights = self.server.parameters
+            received = {
+                name: t for name, t in received.items() if global_weights.get(name) is not t
+            }
         return sizes_of(received)
 
     def upload_sizes(self, update: ClientUpdate) -> Sizes:
@@ -564,8 +566,8 @@ class FederatedAlgorithm(_Attributes, metaclass=NamesKeys):
                 class that it names is not trusted.
         """
         checkpoint = checkpoint_file.load(Path(checkpoint_path))
-        given = exclude(checkpoint["model"]["arguments"], kwargs)
-        model: Self = made(cls, arguments_of(cls, given, trust) | kwargs)
+        saved = exclude(checkpoint["model"]["arguments"], kwargs)
+        model: Self = made(cls, arguments_of(cls, saved, trust) | kwargs)
         model.configure_model()
         model.on_load_checkpoint(checkpoint)
         try:
@@ -586,8 +588,8 @@ class FederatedAlgorithm(_Attributes, metaclass=NamesKeys):
         saved = checkpoint["federation"]
         names = self.state_dict()
         local = {name: t for name, t in names.items() if is_local(name, self.local_modules)}
-        known = {**local, **saved["parameters"], **saved["buffers"], **checkpoint["state_dict"]}
-        checkpoint["state_dict"] = select(known, names)
+        tensors = {**local, **saved["parameters"], **saved["buffers"], **checkpoint["state_dict"]}
+        checkpoint["state_dict"] = select(tensors, names)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor | None:
         """Log the loss of a validation batch.

@@ -247,8 +247,8 @@ def paired_work(
 
     def unlabeled_batch(rows: Tensor, visits: Visits) -> Batch:
         start = visits.spans[0].start
-        places = torch.arange(start, start + len(rows), device=rows.device)
-        beside = unlabeled(rows, places // rows_u.shape[1]) if unlabeled else {}
+        positions = torch.arange(start, start + len(rows), device=rows.device)
+        beside = unlabeled(rows, positions // rows_u.shape[1]) if unlabeled else {}
         return {"u": data.weak(data.unlabeled[rows], "unlabeled", start=start), **beside}
 
     work = side_by_side(

@@ -113,12 +113,12 @@ class Federation(Protocol):
             deployment, a client that does not answer is left out.
         """
 
-    def accepted_moments(self, found: Mapping[int, LayerMoments]) -> LayerMoments:
+    def accepted_moments(self, moments: Mapping[int, LayerMoments]) -> LayerMoments:
         """The moments of all parties together, as the rules of ``trainer.updates`` judge and
         combine them; every rank must call it with those of all.
 
         Args:
-            found: The moments of each party.
+            moments: Those of each party.
 
         Returns:
             Those of all; empty if none is accepted.

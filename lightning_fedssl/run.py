@@ -153,8 +153,8 @@ class Run:
     @property
     def clients_per_round(self) -> int:
         """Clients whose updates a round uses; where the key is left out, 10 or all of fewer."""
-        given, data = self.settings.given_clients_per_round, vars(self).get("datamodule")
-        return given or (10 if data is None else min(10, data.num_clients))
+        configured, data = self.settings.given_clients_per_round, vars(self).get("datamodule")
+        return configured or (10 if data is None else min(10, data.num_clients))
 
     @property
     def cohort_size(self) -> int:
@@ -338,17 +338,17 @@ class TrainerView(Settings, ABC):
 
     @abstractmethod
     def train_beside(
-        self, folder: str, steps: int | None = None, places: Tensor | None = None
+        self, folder: str, steps: int | None = None, rows: Tensor | None = None
     ) -> Beside:
         """Train what the run is compared with, on this rank by itself: the best linear answer to
         the labels.
 
         Args:
             folder: Where the checkpoints are written.
-            steps: In place of it the run's network on the labels alone, in as many rounds as the
-                run has had; the steps of the server in the run.
-            places: In place of it the run's method once more, on these labels of the server's and
-                the clients' samples.
+            steps: The steps that the server has made in the run. If given, the run's network is
+                trained on the labels alone, in as many rounds as the run has had.
+            rows: Labels, by their place among the server's. If given, the run's method is trained
+                once more, on these labels and the clients' samples.
         """
 
 

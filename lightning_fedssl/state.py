@@ -75,9 +75,9 @@ class ServerState:
             for name, t in tensors_that_change(module).items()
             if not is_local(name, local_modules)
         }
-        own = {name: tensors.pop(name) for name in personal}
+        personal_tensors = {name: tensors.pop(name) for name in personal}
         buffers = {name: tensors.pop(name) for name, _ in module.named_buffers() if name in tensors}
-        return cls(tensors, buffers, own)
+        return cls(tensors, buffers, personal_tensors)
 
     def update(self, tensors: State) -> None:
         """Copy new values into the global model; tensors that are not named stay as they are.
@@ -296,7 +296,7 @@ class ClientStore:
 
     def with_state(self, kind: str) -> list[int]:
         """The clients with a state of this kind, in ascending order."""
-        return sorted(client for known, client in self._kept if known == kind)
+        return sorted(client for stored_kind, client in self._kept if stored_kind == kind)
 
     def __len__(self) -> int:
         """The number of clients with a state."""
@@ -304,10 +304,10 @@ class ClientStore:
 
     def state_dict(self) -> dict[int, State]:
         """The stored tensors of every client that has some, named ``kind.name``."""
-        found: dict[int, State] = {}
+        states: dict[int, State] = {}
         for (kind, client), state in self._kept.items():
-            found.setdefault(client, {}).update(add_prefix(f"{kind}.", state))
-        return found
+            states.setdefault(client, {}).update(add_prefix(f"{kind}.", state))
+        return states
 
     def load_state_dict(self, states: Mapping[int, State]) -> None:
         """Replace all states by those that :meth:`state_dict` returned."""
@@ -315,5 +315,5 @@ class ClientStore:
         self.files.clear()
         for client, state in states.items():
             for name, t in state.items():
-                kind, _, own = name.partition(".")
-                self._kept.setdefault((kind, client), {})[own] = t
+                kind, _, tensor_name = name.partition(".")
+                self._kept.setdefault((kind, client), {})[tensor_name] = t

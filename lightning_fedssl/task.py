@@ -312,9 +312,9 @@ class _Softmax(Task):
 
     def _weights_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The weight of each target's class, 0 where it is missing."""
-        known = self.known(targets)
+        has_target = self.known(targets)
         weights = self._weights_like(outputs)
-        return known if weights is None else weights[targets.clamp(min=0)] * known
+        return has_target if weights is None else weights[targets.clamp(min=0)] * has_target
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """The softmax over the classes."""
@@ -330,8 +330,8 @@ class _Softmax(Task):
 
     def true_probability(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, float]:
         """The softmax probability of the true class, and that of chance."""
-        found = torch.softmax(outputs, dim=1).gather(1, targets.clamp(min=0).unsqueeze(1))
-        return found.squeeze(1), 1 / outputs.shape[1]
+        probabilities = torch.softmax(outputs, dim=1).gather(1, targets.clamp(min=0).unsqueeze(1))
+        return probabilities.squeeze(1), 1 / outputs.shape[1]
 
     def frequency(self, probabilities: Tensor, labels: Tensor) -> Tensor:
         """The mean predicted share of each label's class, relative to the largest."""
@@ -416,9 +416,9 @@ class Segmentation(_Softmax):
     ) -> Tensor:
         """Class numbers int64 ``(N, height, width)``; -1 marks pixels that do not count."""
         self._check_weights(num_classes)
-        whole = targets.to(torch.int64)
-        wrong = (whole != targets.double()) | (whole < -1) | (whole >= num_classes)
-        if not allow_missing and (whole < 0).all():
+        classes = targets.to(torch.int64)
+        wrong = (classes != targets.double()) | (classes < -1) | (classes >= num_classes)
+        if not allow_missing and (classes < 0).all():
             raise ValueError(f"{source}: no pixel of its masks has a class: all are -1")
         if targets.dim() != 3 or wrong.any():
             raise _refusal(
@@ -427,14 +427,14 @@ class Segmentation(_Softmax):
                 targets,
                 wrong,
             )
-        return whole
+        return classes
 
     def strata(self, targets: Tensor, num_classes: int) -> Tensor:
         """The class with the most pixels but 0, the background, unless there is no other."""
         flat = targets.flatten(1)
         counts = torch.stack([(flat == k).sum(dim=1) for k in range(num_classes)], dim=1)
-        most = counts[:, 1:].max(dim=1)
-        chosen = torch.where(most.values > 0, most.indices + 1, 0)
+        largest = counts[:, 1:].max(dim=1)
+        chosen = torch.where(largest.values > 0, largest.indices + 1, 0)
         return torch.where(counts.sum(dim=1) > 0, chosen, -1)
 
 
@@ -489,8 +489,8 @@ class MultiLabel(Task):
 
     def entry_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Binary cross-entropy of each class."""
-        wanted = targets.to(outputs.dtype)
-        losses = F.binary_cross_entropy_with_logits(outputs, wanted.clamp(min=0), reduction="none")
+        labels = targets.to(outputs.dtype)
+        losses = F.binary_cross_entropy_with_logits(outputs, labels.clamp(min=0), reduction="none")
         return losses * self.known(targets)
 
     def probabilities(self, outputs: Tensor) -> Tensor:
@@ -588,9 +588,9 @@ class Regression(Task):
         is_large = bool(sizes.max() >= _LARGE * sizes.min().clamp(max=1))
         if len(targets) < 2 or not is_large:
             return ""
-        found = [", ".join(f"{number:.3g}" for number in numbers) for numbers in (mean, std)]
+        texts = [", ".join(f"{number:.3g}" for number in numbers) for numbers in (mean, std)]
         return (
-            f"the training targets have the mean {found[0]} and the deviation {found[1]}: give "
+            f"the training targets have the mean {texts[0]} and the deviation {texts[1]}: give "
             "these as data.task.mean and std, or training may diverge, or learn the largest alone"
         )
 
@@ -664,11 +664,11 @@ def _numbers(name: str, values: object) -> list[float]:
 
 def _refusal(needs: str, targets: Tensor, wrong: Tensor) -> ValueError:
     """What a task needs, and the first wrong target, or the shape of all."""
-    found = f"the targets are {tuple(targets.shape)} {targets.dtype}"
+    fault = f"the targets are {tuple(targets.shape)} {targets.dtype}"
     if wrong.any():
         place = wrong.nonzero()[0].tolist()
-        found = f"sample {place[0]} has {targets[tuple(place)]:g}"
-    return ValueError(f"{needs}; {found}")
+        fault = f"sample {place[0]} has {targets[tuple(place)]:g}"
+    return ValueError(f"{needs}; {fault}")
 
 
 def check_labels(
@@ -691,9 +691,9 @@ def check_labels(
         (numbers != labels.double()) | (numbers < -int(allow_missing)) | (numbers >= num_classes)
     )
     if labels.ndim != 1 or wrong.any():
-        found = labels.flatten()[wrong.flatten()][0].item() if wrong.any() else tuple(labels.shape)
+        fault = labels.flatten()[wrong.flatten()][0].item() if wrong.any() else tuple(labels.shape)
         raise ValueError(
-            f"{source}: {found} is not a label; give one class number from 0 to {num_classes - 1} "
+            f"{source}: {fault} is not a label; give one class number from 0 to {num_classes - 1} "
             "for each sample (of one-hot labels labels.argmax(1)), and samples without a label as "
             "unlabeled data; several classes of a sample, masks and measured numbers need "
             "data.task: MultiLabel, Segmentation or Regression"

@@ -440,12 +440,12 @@ class FedMatch(_TrainsDecomposed):
         The first time a client also receives the validation images and labels, if its learning rate
         depends on them.
         """
-        seen = self.clients.get(client, _SEEN)
+        last_visit = self.clients.get(client, _SEEN)
         since = self.server.extra.get(_ROUND, {})
         sizes: Sizes = {}
         for name, t in received.items():
-            known = seen and name in since
-            count = int((since[name] > seen[_ROUND]).sum()) if known else t.numel()
+            has_older_values = last_visit and name in since
+            count = int((since[name] > last_visit[_ROUND]).sum()) if has_older_values else t.numel()
             sizes |= sparse_sizes(name, count, t)
         for number, psi in enumerate(self.helper_models.get(client, ())):
             for name, t in psi.items():

@@ -260,12 +260,12 @@ class FedRGD(SlotAlgorithm):
         """
         average = WeightedSum()
         summed = self._averaged_names()
-        for group, known in enumerate(self.group_means()):
+        for group, old_mean in enumerate(self.group_means()):
             total = sums[f"group {group}"]
             if self._servers:
                 server = self._servers[group % len(self._servers)]
                 total.add(select(server, summed), self.server_votes)
-            mean = self.server.extra[f"group {group}"] = {**known, **(total.mean() or {})}
+            mean = self.server.extra[f"group {group}"] = {**old_mean, **(total.mean() or {})}
             average.add(select(mean, summed))
         new = average.mean() or {}
         if not self._servers and self.bn_buffers == "slot":

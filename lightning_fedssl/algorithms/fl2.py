@@ -128,8 +128,8 @@ class FL2(GlobalLabels):
         status = confidence.mean()
         pseudo = PseudoLabels(labels, confidence, sure)
         if self.adaptive_threshold:
-            least = status * self.task.frequency(probabilities, labels)
-            pseudo = pseudo._replace(mask=confidence >= least)
+            thresholds = status * self.task.frequency(probabilities, labels)
+            pseudo = pseudo._replace(mask=confidence >= thresholds)
         targets = self.task.confident_targets(pseudo)
         sure = sure & pseudo.mask
         used = self.task.any_confident(pseudo).nonzero().squeeze(1)

@@ -185,9 +185,9 @@ class ProxyFL(ReceivedModelLabels):
         """Add a step's labels and used pseudo-labels to the client's counts."""
         classes = self.num_classes or 0
         used = F.one_hot(pseudo.labels, classes) * pseudo.mask.unsqueeze(-1)
-        seen = F.one_hot(batch["y"], classes).sum(dim=0) + used.sum(dim=0)
+        of_step = F.one_hot(batch["y"], classes).sum(dim=0) + used.sum(dim=0)
         counts = self.prior.get_buffer("counts")
-        counts.copy_(counts + batch["counted"] * seen)
+        counts.copy_(counts + batch["counted"] * of_step)
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
         """Upload the counts of the last epoch."""

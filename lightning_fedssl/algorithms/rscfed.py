@@ -119,8 +119,8 @@ class RSCFed(FederatedAlgorithm):
             return replace(labeled_work(data, self.client_epochs), payload=payload)
         if data.round <= self.warmup_rounds:
             return NO_WORK
-        if kept := self.clients.get(data.party, "teacher"):
-            load_state(self.teacher, kept)
+        if teacher := self.clients.get(data.party, "teacher"):
+            load_state(self.teacher, teacher)
         else:
             self.teacher.follow({"network": self.network}, 0.0)
             self.teacher.get_buffer("steps").zero_()

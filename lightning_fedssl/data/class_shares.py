@@ -191,8 +191,8 @@ class ClassShares:
             factors = np.exp(rng.normal(0, math.log(off_by), len(true)))
             return _made(np.maximum(true, FLOOR / len(true)) * factors, ROUGH)
         if counted is not None:
-            seen = rng.multivariate_hypergeometric(counts, min(int(counted), int(counts.sum())))
-            return self._row(dict(zip(self._names, seen.tolist(), strict=True)))
+            sample = rng.multivariate_hypergeometric(counts, min(int(counted), int(counts.sum())))
+            return self._row(dict(zip(self._names, sample.tolist(), strict=True)))
         return _made(true, ROUGH if self._options["rough"] else 1.0)
 
 

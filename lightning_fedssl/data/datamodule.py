@@ -418,9 +418,9 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
                 "data.dataset names; give data.partition: NaturalClients with data.num_clients: "
                 f"{count}, or data.partition: Iid"
             )
-        known = int((rows.available >= 0).sum())
-        if self.source is not None and self.num_labels != "all" and self.num_labels < known:
-            used = f"{self.num_labels} of {known:,} (data.num_labels: all takes them all)"
+        labels = int((rows.available >= 0).sum())
+        if self.source is not None and self.num_labels != "all" and self.num_labels < labels:
+            used = f"{self.num_labels} of {labels:,} (data.num_labels: all takes them all)"
             self.reading.facts["labels used"] = used
         asked = SplitRequest(
             rows.available,
@@ -508,14 +508,14 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
             if (part := getattr(self, name)) is not None:
                 setattr(self, name, part.to(device))
 
-    def with_labels(self, places: Tensor) -> FederatedDataModule:
-        """The same data, once they are set up, of which the server has some of its labels alone.
+    def with_labels(self, rows: Tensor) -> FederatedDataModule:
+        """The same data, once they are set up, but the server has only some of its labels.
 
         Args:
-            places: Their places among the server's.
+            rows: These labels, by their place among the server's.
         """
         subset = copy.copy(self)
-        subset._server = self._server[places]
+        subset._server = self._server[rows]
         subset.split = replace(self.split, server_labeled=subset._server)
         return subset
 
@@ -551,7 +551,7 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         stage: Literal["validate", "test"],
         dtype: torch.dtype = torch.float32,
         shard: tuple[int, int] = (0, 1),
-        only: Tensor | None = None,
+        indices: Tensor | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches ``(images, labels)`` of plain views, in data-set order.
 
@@ -560,9 +560,10 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
             dtype: The floating type of the images.
             shard: ``(rank, ranks)``: the batches rank, rank + ranks, .. only; together the ranks
                 see every image once.
-            only: Places among the images, in the order that is wanted; all if left out.
+            indices: The images to take, by their place among those of the stage, in this order; all
+                if left out.
         """
-        for images, labels in self._evaluated(stage).batches(self.eval_batch_size, shard, only):
+        for images, labels in self._evaluated(stage).batches(self.eval_batch_size, shard, indices):
             yield self.inputs.plain(images, dtype), labels
 
     def _evaluated(self, stage: Literal["validate", "test"]) -> Evaluated:

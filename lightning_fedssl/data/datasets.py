@@ -235,15 +235,15 @@ def canonical_name(name: str) -> str:
     Raises:
         ValueError: If there is no such data set.
     """
-    known = (*SPECS, IMAGE_FOLDER)
-    for key in known:
+    names = (*SPECS, IMAGE_FOLDER)
+    for key in names:
         if re.sub(r"[-_\s]", "", name).lower() == key.replace("_", ""):
             return key
-    close = difflib.get_close_matches(name.lower(), known, n=1)
+    close = difflib.get_close_matches(name.lower(), names, n=1)
     hint = f"did you mean {close[0]}? Choose" if close else "choose"
     raise ValueError(
         f"data.dataset: {shortened(name)!r} is not a known data set; {hint} one of "
-        f"{', '.join(known)}, a .csv or .npz file that exists, or a class such as Datasets or "
+        f"{', '.join(names)}, a .csv or .npz file that exists, or a class such as Datasets or "
         "ImageTable"
     )
 

@@ -41,7 +41,7 @@ class Evaluated:
         return self.split.labels[self.rows]
 
     def batches(
-        self, size: int, shard: tuple[int, int] = (0, 1), only: Tensor | None = None
+        self, size: int, shard: tuple[int, int] = (0, 1), indices: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of stored samples and their labels, in the split's order.
 
@@ -49,10 +49,11 @@ class Evaluated:
             size: Samples per batch.
             shard: ``(rank, ranks)``: the batches rank, rank + ranks, .. only; together the ranks
                 see every sample once.
-            only: Places among the samples, in the order that is wanted; all if left out.
+            indices: The samples to take, by their place among these samples, in this order; all if
+                left out.
         """
         rank, ranks = shard
-        rows = self.rows if only is None else self.rows[only.to(self.rows.device)]
+        rows = self.rows if indices is None else self.rows[indices.to(self.rows.device)]
         for batch in torch.split(rows, size)[rank::ranks]:
             if len(batch):
                 yield self.split.images[batch], self.split.labels[batch]

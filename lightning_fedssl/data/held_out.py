@@ -28,7 +28,11 @@ class TrainingRows(NamedTuple):
 
 
 def choose_rows(
-    labels: Tensor, num_classes: int, seed: int, fraction: float | Literal["test"], most: int | None
+    labels: Tensor,
+    num_classes: int,
+    seed: int,
+    fraction: float | Literal["test"],
+    limit: int | None,
 ) -> TrainingRows:
     """Chooses the images of a run; the draws are functions of the seed.
 
@@ -37,21 +41,21 @@ def choose_rows(
         num_classes: Number of classes.
         seed: The run's seed.
         fraction: ``data.validation``.
-        most: ``data.max_train_images``: at most so many images with, and so many without labels.
+        limit: ``data.max_train_images``: at most so many images with, and so many without labels.
 
     Raises:
         ValueError: If the fraction leaves no image on one side.
     """
     labeled = (labels >= 0).nonzero().flatten()
     without_label = (labels < 0).nonzero().flatten()
-    most = len(labels) if most is None else most
-    if most < len(labeled):
+    limit = len(labels) if limit is None else limit
+    if limit < len(labeled):
         generator = sampling.rng(seed, "max_train_images")
-        labeled = labeled[choose_balanced(labels[labeled], most, num_classes, generator)]
-    if most < len(without_label):
+        labeled = labeled[choose_balanced(labels[labeled], limit, num_classes, generator)]
+    if limit < len(without_label):
         generator = sampling.rng(seed, "max_train_images", "without label")
-        drawn = torch.from_numpy(generator.permutation(len(without_label))[:most])
-        without_label = without_label[drawn.sort().values]
+        rows = torch.from_numpy(generator.permutation(len(without_label))[:limit])
+        without_label = without_label[rows.sort().values]
     validation = labeled[_choose_validation(labels[labeled], num_classes, seed, fraction)]
     available = torch.full_like(labels, -1)
     available[labeled] = labels[labeled]
@@ -60,23 +64,23 @@ def choose_rows(
 
 
 def limit_test(
-    test: ImageSplit, labels: Tensor, most: int | None, num_classes: int, seed: int
+    test: ImageSplit, labels: Tensor, limit: int | None, num_classes: int, seed: int
 ) -> ImageSplit:
     """At most ``most`` test images, balanced over the classes.
 
     Args:
         test: All test images.
         labels: The class of each, ``(N,)``.
-        most: ``data.max_test_images``.
+        limit: ``data.max_test_images``.
         num_classes: Number of classes.
         seed: The run's seed.
     """
-    if most is None or most >= len(test.labels):
+    if limit is None or limit >= len(test.labels):
         return test
-    kept = choose_balanced(labels, most, num_classes, sampling.rng(seed, "max_test_images"))
-    clients = None if test.client_ids is None else test.client_ids[kept]
-    files = tuple(test.files[row] for row in kept.tolist()) if test.files else ()
-    return ImageSplit(test.images[kept], test.labels[kept], clients, files)
+    rows = choose_balanced(labels, limit, num_classes, sampling.rng(seed, "max_test_images"))
+    clients = None if test.client_ids is None else test.client_ids[rows]
+    files = tuple(test.files[row] for row in rows.tolist()) if test.files else ()
+    return ImageSplit(test.images[rows], test.labels[rows], clients, files)
 
 
 def _choose_validation(

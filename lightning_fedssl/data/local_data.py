@@ -121,8 +121,8 @@ class LocalData:
     def chunk(self) -> int:
         """The number of images whose views are computed in one call; views do not depend on it."""
         image = 4 * self.images.shape[1:].numel() * self.views.enlargement
-        most = CHUNK if self.images.device.type == "cpu" else DEVICE_CHUNK
-        return max(1, min(most, int(CHUNK_BYTES // image)))
+        limit = CHUNK if self.images.device.type == "cpu" else DEVICE_CHUNK
+        return max(1, min(limit, int(CHUNK_BYTES // image)))
 
     def rng(self, purpose: str, *more: int) -> Generator:
         """This party's host random stream of this round for one purpose."""
@@ -215,8 +215,8 @@ class LocalData:
         return _joined(parts)
 
     def _keys(self, purpose: tuple[str | int, ...], start: int, count: int) -> Tensor:
-        name, *more = purpose
-        key = sampling.derive_key(self.seed, name, self.round, self.party, *more)
+        name, *further = purpose
+        key = sampling.derive_key(self.seed, name, self.round, self.party, *further)
         return sampling.sample_keys(key, count, self.images.device, start)
 
 

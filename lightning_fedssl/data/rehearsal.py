@@ -50,7 +50,7 @@ def rehearse(
     # Static batch norm has no statistics yet; metrics warn of classes that these samples lack.
     with evaluating(network, batch_statistics=True), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for x, y in data.evaluation_batches("test", dtype, only=torch.tensor(sorted(rows))):
+        for x, y in data.evaluation_batches("test", dtype, indices=torch.tensor(sorted(rows))):
             outputs.append(network(x))
             scores.update(outputs[-1], y)
         scores.compute(lambda value: [value])

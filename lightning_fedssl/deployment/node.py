@@ -244,9 +244,14 @@ class Node:
         model = exclude(received, result_names)
         self._begin_round(number, model)
         algorithm.logged.clear()
-        seen = _Received(fabric.to_device(model), algorithm.logged)
+        server_side = _Received(fabric.to_device(model), algorithm.logged)
         phase = sequential.ClientPhase(
-            algorithm, self.optimizer, fabric, seen, self.settings.max_steps, server=seen
+            algorithm,
+            self.optimizer,
+            fabric,
+            server_side,
+            self.settings.max_steps,
+            server=server_side,
         )
         updates = sequential.train_clients(phase, [data])
         update = next(iter(updates), None)
@@ -262,9 +267,9 @@ class Node:
         for name, (total, weight) in scalars.items():
             parts.append(f"{name} {total / weight:.4g}")
         _log.info(", ".join(parts))
-        kept = algorithm.clients.state_dict().get(client, {})
+        stored = algorithm.clients.state_dict().get(client, {})
         at_server = getattr(algorithm, "server_keeps", ())
-        here = {name: t for name, t in kept.items() if name.partition(".")[0] not in at_server}
+        here = {name: t for name, t in stored.items() if name.partition(".")[0] not in at_server}
         self._save(f"{number}-state", here)
         values = {"client": client, "round": number, "num_samples": samples, "num_steps": steps}
         sent: State = {}

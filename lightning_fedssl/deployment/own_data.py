@@ -52,12 +52,12 @@ class SplitOverMachines(FederatedSplit):
 
         Clients may connect later than others.
         """
-        known = {
+        content = {
             "seed": self.seed,
             "server_labeled": self.server_labeled.tolist(),
             "clients": len(self.clients),
         }
-        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 class ServerData(FederatedDataModule):

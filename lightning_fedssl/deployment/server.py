@@ -436,8 +436,8 @@ class DeployedFederation(RunFederation):
         """The last round whose update of a client was accepted, or which the client skipped; 0 for
         none.
         """
-        kept = self.run.algorithm.clients.get(client, STATE)
-        return int(kept["accepted"]) if kept else 0
+        progress = self.run.algorithm.clients.get(client, STATE)
+        return int(progress["accepted"]) if progress else 0
 
     def _run_number(self) -> int:
         """A random number of the run, which a resumed run has too."""

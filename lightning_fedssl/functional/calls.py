@@ -38,7 +38,7 @@ class CallOf(nn.Module):
             rest: Its other tensors.
             arguments: Those of the function.
         """
-        given = add_prefix("algorithm.", {**leaves, **rest})
-        returned = functional_call(self, given, arguments, tie_weights=False)
-        after = {name: given[f"algorithm.{name}"] for name in rest}
+        tensors = add_prefix("algorithm.", {**leaves, **rest})
+        returned = functional_call(self, tensors, arguments, tie_weights=False)
+        after = {name: tensors[f"algorithm.{name}"] for name in rest}
         return returned, {name: t for name, t in after.items() if t is not rest[name]}

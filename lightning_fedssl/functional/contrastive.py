@@ -64,7 +64,7 @@ def contrastive_loss(
     if not own_key:
         counts = counts & ~torch.eye(*similarity.shape, dtype=torch.bool, device=similarity.device)
     # Not minus infinity: a row of minus infinities has a gradient of NaN.
-    least = torch.finfo(similarity.dtype).min
-    log_shares = similarity.masked_fill(~counts, least).log_softmax(dim=1)
+    lowest = torch.finfo(similarity.dtype).min
+    log_shares = similarity.masked_fill(~counts, lowest).log_softmax(dim=1)
     positive = counts & references.confident & (labels[:, None] == references.labels)
     return -log_shares.where(positive, 0.0).sum(1) / positive.sum(1).clamp(min=1)

@@ -94,14 +94,14 @@ def like(template: Optimizer, tensors: Sequence[Tensor], state: State) -> Optimi
     return made
 
 
-def part_of(template: Optimizer, kept: Container[int]) -> Optimizer:
+def part_of(template: Optimizer, ids: Container[int]) -> Optimizer:
     """An optimizer of the same class and settings over some of the weights, without a state.
 
     Args:
         template: The optimizer.
-        kept: The ``id`` of each weight that remains.
+        ids: The ``id`` of each weight that remains.
     """
-    return _remade(template, lambda weights: [p for p in weights if id(p) in kept])
+    return _remade(template, lambda weights: [p for p in weights if id(p) in ids])
 
 
 def _remade(template: Optimizer, of_group: Callable[[list[Tensor]], list[Tensor]]) -> Optimizer:

@@ -32,13 +32,13 @@ def rows_of(state: State, rows: int | slice) -> State:
     return map_values(lambda t: t[rows] if t.dim() else t, state)
 
 
-def stacked_state(template: Optimizer, kept: Sequence[State]) -> State:
+def stacked_state(template: Optimizer, states: Sequence[State]) -> State:
     """The state of one optimizer over the stacked weights of several clients; a momentum that a
     client lacks is 0.
 
     Args:
         template: Gives the class and the settings.
-        kept: Each client's optimizer state from its last participation; empty for a new state.
+        states: Each client's optimizer state from its last participation; empty for a new state.
 
     Raises:
         ValueError: One optimizer cannot have these states.
@@ -48,18 +48,18 @@ def stacked_state(template: Optimizer, kept: Sequence[State]) -> State:
             "a weight has no dimensions, so its momentum cannot be distinguished from a count of "
             "steps"
         )
-    known: State = {}
-    for state in kept:
-        known |= state
+    examples: State = {}
+    for state in states:
+        examples |= state
     # Only without dampening is the first step of SGD the step from a momentum of 0.
     fills = isinstance(template, torch.optim.SGD) and not any(
         group["dampening"] for group in template.param_groups
     )
     stacked = {}
-    for name, value in known.items():
-        values = [state[name] if name in state else torch.zeros_like(value) for state in kept]
+    for name, value in examples.items():
+        values = [state[name] if name in state else torch.zeros_like(value) for state in states]
         counts_differ = value.dim() == 0 and any(not torch.equal(value, other) for other in values)
-        if counts_differ or (not fills and any(name not in state for state in kept)):
+        if counts_differ or (not fills and any(name not in state for state in states)):
             raise ValueError(
                 f"the optimizers of the clients have made different numbers of steps ({name})"
             )

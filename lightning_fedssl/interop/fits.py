@@ -419,14 +419,14 @@ class SendsCounters(FederatedAlgorithm):
         largest: State = {}
         names = self._counters()
 
-        def noted() -> Iterator[ClientUpdate]:
+        def counted() -> Iterator[ClientUpdate]:
             for update in updates:
                 for name in names:
                     t = update.payload[name]
                     largest[name] = torch.maximum(largest.get(name, t), t)
                 yield update
 
-        sums = super().accumulate(noted())
+        sums = super().accumulate(counted())
         self.server.update(largest)
         return sums
 
@@ -435,11 +435,11 @@ def counters_of(module: nn.Module) -> list[str]:
     """The names of a module's buffers of whole numbers that belong to its state, but for the counts
     of batch norms that do not use them: those with a momentum.
     """
-    names, kept = [], module.state_dict().keys()
+    names, state_names = [], module.state_dict().keys()
     for place, part in module.named_modules():
         unused = isinstance(part, _BatchNorm) and part.momentum is not None
         for name, t in part.named_buffers(place, recurse=False):
-            if not t.is_floating_point() and not unused and name in kept:
+            if not t.is_floating_point() and not unused and name in state_names:
                 names.append(name)
     return names
 

@@ -140,10 +140,10 @@ def _check(loader: Any, kind: str, name: str) -> None:
     if kind not in ("labeled", "unlabeled"):
         raise ValueError(f"from_lightning: {name} has {kind!r}: give labeled, unlabeled or both")
     try:
-        drawn = _drawn(loader)
+        count = _drawn(loader)
     except (AttributeError, TypeError):
-        drawn = 0
-    if not drawn:
+        count = 0
+    if not count:
         raise ValueError(
             f"from_lightning: {name} is a {type(loader).__name__} without a length or without a "
             "batch: give a DataLoader of a data set that has a length and a batch or more; a "

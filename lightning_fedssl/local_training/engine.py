@@ -206,12 +206,12 @@ def cpu_stack_size(algorithm: FederatedAlgorithm, data: LocalData, numbers: Sequ
         numbers: The numbers of images of all clients of the round.
     """
     weights = [*algorithm.parameters()]
-    known = vars(type(algorithm)).get("same_step_every_round")
+    is_same_step = vars(type(algorithm)).get("same_step_every_round")
     flat = all(p.dim() <= 2 for p in weights)
     alike = len(numbers) >= FEWEST and max(numbers) - min(numbers) <= 1
     products = data.batch_size * sum(p.numel() for p in weights)
     values = max(numbers) * data.images.shape[1:].numel()  # the views of all are in memory at once
-    return CPU_STACK if known and flat and alike and max(products, values) <= SMALL else 1
+    return CPU_STACK if is_same_step and flat and alike and max(products, values) <= SMALL else 1
 
 
 def cuda_stack_size(clients: Iterable[LocalData]) -> int:

@@ -105,22 +105,22 @@ def train_jointly(phase: JointPhase, stacks: Iterable[Iterable[LocalData]]) -> l
             set_learning_rate(optimizer, algorithm.step_factors[step])
         remaining = iter(batches := [client.work.batch(step) for client in ready])
         with fabric.autocast():
-            own = [
+            parts = [
                 group.features([*islice(remaining, len(group.clients))], step) for group in groups
             ]
-        features = client_rows.gather([map_values(Tensor.detach, part) for part in own])
+        features = client_rows.gather([map_values(Tensor.detach, part) for part in parts])
         sending = client_rows.present
         client_rows.leave_out(features)
         server = None
         gradient = torch.zeros_like(features[STUDENT])
         if client_rows.present:
-            seen = {name: client_rows.chosen(t).detach() for name, t in features.items()}
-            server, found = _server_step(phase, seen, step)
-            gradient = client_rows.for_all(found * len(client_rows.present))
+            sent = {name: client_rows.chosen(t).detach() for name, t in features.items()}
+            server, student_gradient = _server_step(phase, sent, step)
+            gradient = client_rows.for_all(student_gradient * len(client_rows.present))
             losses += client_rows.for_all(_client_losses(server, len(client_rows.present)))
         _report(phase, ready, batches, features, server, client_rows, sending)
         of_groups = client_rows.local(gradient).split([len(group.clients) for group in groups])
-        for group, part, its_gradient in zip(groups, own, of_groups, strict=True):
+        for group, part, its_gradient in zip(groups, parts, of_groups, strict=True):
             group.step(part[STUDENT], its_gradient)
             if phase.batch_ended:
                 for _ in group.clients:
@@ -163,18 +163,19 @@ def _server_step(phase: JointPhase, features: State, step: int) -> tuple[JointSt
     return computed, torch.zeros_like(student) if student.grad is None else student.grad
 
 
-def _checked(algorithm: JointAlgorithm, found: object) -> JointStep:
+def _checked(algorithm: JointAlgorithm, returned: object) -> JointStep:
     """What the server has computed; a method of the user's own may return anything.
 
     Raises:
         LossError: It is not a :class:`JointStep`, or its loss is not one number.
     """
-    if not isinstance(found, tuple):
+    if not isinstance(returned, tuple):
         name = f"{type(algorithm).__name__}.joint_training_step"
         raise LossError(
-            f"{name} returned {described(found)}: return lightning_fedssl.algorithm.JointStep(loss)"
+            f"{name} returned {described(returned)}: return "
+            "lightning_fedssl.algorithm.JointStep(loss)"
         )
-    computed = JointStep(*found)
+    computed = JointStep(*returned)
     loss_of(computed.loss, algorithm, "joint_training_step", may_skip=False)
     return computed
 
@@ -286,13 +287,15 @@ class _ClientRows:
         everyone[self.present] = rows
         return everyone
 
-    def gather(self, own: Sequence[State]) -> State:
+    def gather(self, parts: Sequence[State]) -> State:
         """The features of all clients, ``(clients, batch, ...)``, in the cohort's order.
 
         Args:
-            own: This rank's features, in parts.
+            parts: This rank's features, in parts.
         """
-        joined = {name: torch.cat([part[name] for part in own]) for name in own[0]} if own else {}
+        joined = (
+            {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
+        )
         if self.fabric.world_size > 1:
             joined = collectives.gather_rows(self.fabric, joined, list(map(len, self.by_rank)))
         return map_values(itemgetter(self._order), joined)
@@ -323,8 +326,8 @@ class _Bottoms(StackedClients):
             if len(self.clients) == 1:
                 leaves = map_values(itemgetter(0), self.leaves)
                 rest = map_values(itemgetter(0), self.rest)
-                found = self.call(leaves, rest, batches[0], step)
-                features, replaced = (map_values(itemgetter(None), part) for part in found)
+                outputs = self.call(leaves, rest, batches[0], step)
+                features, replaced = (map_values(itemgetter(None), part) for part in outputs)
             else:
                 together = vmap(self.call, randomness="different", in_dims=(0, 0, 0, None))
                 with StackedLayers():
@@ -339,8 +342,8 @@ class _Bottoms(StackedClients):
         """Backpropagate from the gradient of each client's features, and update its weights."""
         self.optimizer.zero_grad()
         self.phase.fabric.backward(features, gradient.to(features.dtype))
-        if (most := self.phase.algorithm.gradient_clip_norm) is not None:
-            clip_gradients(self.leaves.values(), most)
+        if (max_norm := self.phase.algorithm.gradient_clip_norm) is not None:
+            clip_gradients(self.leaves.values(), max_norm)
         self.optimizer.step()
 
     def updates(self, left_out: Sequence[int]) -> Iterator[ClientUpdate]:

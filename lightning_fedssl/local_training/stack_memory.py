@@ -49,21 +49,21 @@ class StackMemory:
         self.one: Rows | None = None
 
     def stack(
-        self, phase: ClientPhase, clients: Sequence[Client], most: int
+        self, phase: ClientPhase, clients: Sequence[Client], size: int
     ) -> QueuedClients | None:
         """The clients in the rows of this memory; None if their steps are not recorded.
 
         Args:
             phase: What they are trained with.
             clients: The clients that train.
-            most: The clients of this stack with those that skip the round.
+            size: The clients of this stack with those that skip the round.
         """
         kind = clients[0].data.images.device.type
         fused = all(group.get("fused") for group in phase.optimizer.param_groups)
         if kind != KIND or not (fused and may_record(phase.algorithm, phase.optimizer)):
             return None
-        if self.rows is None or self.one is None or self.rows.size < most:
-            self.rows = Rows(phase, clients[0].received, most)
+        if self.rows is None or self.one is None or self.rows.size < size:
+            self.rows = Rows(phase, clients[0].received, size)
             self.one = Rows(phase, clients[0].received, 1)
         if not (self.rows.recorded.records and self.one.recorded.records):
             return None
@@ -122,12 +122,12 @@ class Rows:
         of_round = None if same else algorithm.current_round.index
         self.recorded.keep_while((of_round, rates, corrected))
 
-    def load(self, row: int, given: State) -> None:
+    def load(self, row: int, tensors: State) -> None:
         """Give a row its tensors by name; those that are missing are 0."""
-        own = self.of[row]
-        torch._foreach_zero_([*own.values()])
-        for name, t in select(given, own).items():
-            own[name].copy_(t, non_blocking=True)
+        tensors_of_row = self.of[row]
+        torch._foreach_zero_([*tensors_of_row.values()])
+        for name, t in select(tensors, tensors_of_row).items():
+            tensors_of_row[name].copy_(t, non_blocking=True)
 
     def _together(self, batch: Batch, number: int | Tensor) -> Values:
         """A step of all rows."""
@@ -164,9 +164,9 @@ class QueuedClients:
         for rows in (self.rows, self.one):
             rows.begin(self.phase.algorithm, corrected)
         for row, client in enumerate(self.clients):
-            kept = self.phase.kept_optimizer_state(client.data.party)
+            momenta = self.phase.kept_optimizer_state(client.data.party)
             variate = {_variate(name): t for name, t in client.work.control_variate.items()}
-            self.rows.load(row, {**client.received, **kept, **variate})
+            self.rows.load(row, {**client.received, **momenta, **variate})
         first = [client.work.batch(0) for client in self.clients]
         filler = max(first, key=lambda batch: sum(t.numel() for t in batch.values()))
         usual = shapes_of(filler)
@@ -212,8 +212,8 @@ class QueuedClients:
         """A client has made a step; its last one is followed by others' in its row."""
         self.at[row] += 1
         if self.at[row] == self.clients[row].work.num_steps:
-            kept = clone_state(self.rows.of[row])
-            self.ended[row] = select(kept, self.rows.tensors), select(kept, self.rows.momenta)
+            result = clone_state(self.rows.of[row])
+            self.ended[row] = select(result, self.rows.tensors), select(result, self.rows.momenta)
 
 
 def _numbers(numbers: list[int], batches: list[Batch]) -> Tensor:

@@ -25,7 +25,7 @@ def step_work(
     data: LocalData,
     work: LocalWork,
     fabric: Fabric,
-    known: dict[Any, float],
+    cache: dict[Any, float],
 ) -> float:
     """The operations of a client's first step, divided by those of a plain step.
 
@@ -39,22 +39,22 @@ def step_work(
         data: The client's data.
         work: Its steps. Those of a work that trains by itself (``work.train``) count as plain ones.
         fabric: For the precision.
-        known: Results of this round by the shapes of the batch; a new one is added.
+        cache: Results of this round by the shapes of the batch; a new one is added.
     """
     if work.train is not None:
         return 1.0
     batch = map_values(Tensor.clone, work.batch(0))  # a loss may change a batch in place
     shapes = shapes_of(batch)
-    if shapes not in known:
+    if shapes not in cache:
         algorithm.train()
         function = "client_features" if isinstance(algorithm, JointAlgorithm) else "training_step"
         images = data.plain(data.images.new_zeros(data.batch_size).long())
         with own_random_stream(data, "step work"):
             plain = _operations(algorithm, fabric, "forward", images)
-            known[shapes] = (
+            cache[shapes] = (
                 _operations(algorithm, fabric, function, batch, 0) / plain if plain else 1.0
             )
-    return known[shapes]
+    return cache[shapes]
 
 
 def _operations(
@@ -65,13 +65,13 @@ def _operations(
     copies = {
         name: t.detach().clone().requires_grad_(t.requires_grad) for name, t in tensors.items()
     }
-    given = add_prefix("algorithm.", copies)
+    state = add_prefix("algorithm.", copies)
     with FlopCounterMode(display=False) as counted:
         with fabric.autocast(), recording(algorithm, []):
-            found = functional_call(
-                CallOf(algorithm, function), given, arguments, tie_weights=False
+            returned = functional_call(
+                CallOf(algorithm, function), state, arguments, tie_weights=False
             )
-        outputs = found.values() if isinstance(found, Mapping) else [found]
+        outputs = returned.values() if isinstance(returned, Mapping) else [returned]
         sums = [t.sum() for t in outputs if isinstance(t, Tensor) and t.requires_grad]
         if sums:
             fabric.backward(added(sums))

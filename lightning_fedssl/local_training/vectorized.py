@@ -115,10 +115,10 @@ def train_clients(
 
 
 def _trained(
-    phase: ClientPhase, ready: Sequence[Client], memory: StackMemory | None, most: int
+    phase: ClientPhase, ready: Sequence[Client], memory: StackMemory | None, size: int
 ) -> Stack | QueuedClients:
     """The clients after their steps, recorded ones where that is possible."""
-    queued = memory and memory.stack(phase, ready, most)
+    queued = memory and memory.stack(phase, ready, size)
     if queued:
         try:
             with own_random_stream(ready[0].data):
@@ -140,7 +140,7 @@ class StackedClients:
     Args:
         phase: What they are trained with; the algorithm's own weights are not used.
         clients: The clients.
-        own: Whether a client has a weight or buffer of its own.
+        is_own: Whether a client has a weight or buffer of its own.
 
     Raises:
         ValueError: The states of the clients' optimizers cannot be stacked.
@@ -150,18 +150,18 @@ class StackedClients:
         self,
         phase: ClientPhase,
         clients: Sequence[Client],
-        own: Callable[[str], bool] = lambda name: True,
+        is_own: Callable[[str], bool] = lambda name: True,
     ) -> None:
         self.phase = phase
         self.clients = clients
         weights = phase.algorithm.named_parameters()
-        names = {id(p): name for name, p in weights if own(name)}
+        names = {id(p): name for name, p in weights if is_own(name)}
         self.template = part_of(phase.optimizer, names)
         self.order = [names[id(p)] for p in weights_of(self.template)]
-        theirs = set(filter(own, clients[0].received))
+        theirs = set(filter(is_own, clients[0].received))
         self.tensors = stack_states([select(client.received, theirs) for client in clients])
-        kept = [phase.kept_optimizer_state(client.data.party) for client in clients]
-        self.optimizer_state = stacked_state(self.template, kept)
+        states = [phase.kept_optimizer_state(client.data.party) for client in clients]
+        self.optimizer_state = stacked_state(self.template, states)
 
 
 class Stack(StackedClients):
@@ -213,12 +213,12 @@ def corrected(leaves: State, works: Sequence[LocalWork]) -> list[tuple[Tensor, T
     """Pairs of weights and control variates, ``(clients, ...)`` each; 0 for a client without a
     control variate.
     """
-    found = []
+    pairs = []
     for name in sorted(set().union(*(work.control_variate for work in works))):
         zero = torch.zeros_like(leaves[name][0])
         values = [work.control_variate.get(name, zero) for work in works]
-        found.append((leaves[name], torch.stack(values)))
-    return found
+        pairs.append((leaves[name], torch.stack(values)))
+    return pairs
 
 
 def _phases(num_steps: Sequence[int]) -> Iterator[tuple[int, range]]:

@@ -190,10 +190,10 @@ class LargestErrors(CatMetric):
         """Choose."""
         true, predicted = torch.as_tensor(super().compute()).flatten(end_dim=-2).T
         order = (predicted - true).abs().argsort(descending=True)
-        shown = torch.linspace(0, len(order) - 1, min(len(order), 500)).round().long()
-        shown[:12] = torch.arange(len(shown[:12]))
-        places = order[shown]
-        return torch.stack([places, true[places], predicted[places]], dim=1)
+        ranks = torch.linspace(0, len(order) - 1, min(len(order), 500)).round().long()
+        ranks[:12] = torch.arange(len(ranks[:12]))
+        rows = order[ranks]
+        return torch.stack([rows, true[rows], predicted[rows]], dim=1)
 
 
 _NAMED: dict[str, Callable[..., Metric]] = {
@@ -333,11 +333,11 @@ class EvaluationMetrics:
 
 def _check_names(names: Sequence[str], task: Task) -> None:
     """Refuse names of no metric, and those of one class a sample where the task has another."""
-    known = get_args(MetricName)
-    if unknown := [name for name in names if name not in known]:
+    supported = get_args(MetricName)
+    if unknown := [name for name in names if name not in supported]:
         raise ValueError(
             f"trainer.metrics: there is no metric {unknown[0]!r}; give a list of "
-            f"{', '.join(known)}, or of metrics' classes"
+            f"{', '.join(supported)}, or of metrics' classes"
         )
     if names and "one class" not in task.gives:
         raise ValueError(
@@ -362,15 +362,15 @@ def scalars(values: dict[str, Tensor]) -> Metrics:
     Args:
         values: Values of metrics by name.
     """
-    found = {}
+    numbers = {}
     for name, value in values.items():
         if value.dim() == 0:
-            found[name] = float(value)
+            numbers[name] = float(value)
         elif value.dim() == 1:
             for k, number in enumerate(value.tolist()):
                 if not math.isnan(number):
-                    found[f"{name}/class_{k}"] = number
-    return found
+                    numbers[f"{name}/class_{k}"] = number
+    return numbers
 
 
 def _make(chosen: str | Callable[..., Metric], num_classes: int) -> tuple[str, Metric]:

@@ -121,8 +121,8 @@ class MetricCollector:
         """The weight collected so far on this rank; 0 if there is none."""
         total = float(self._weights.get(name, 0.0))
         for _, entries in self._accepted:
-            for known, _, weight in entries:
-                total += float(weight) if known == name else 0.0
+            for entry_name, _, weight in entries:
+                total += float(weight) if entry_name == name else 0.0
         return total
 
     def sums(self) -> dict[str, tuple[float, float]]:
@@ -134,7 +134,9 @@ class MetricCollector:
 
     def take(self) -> Share:
         """What this rank has collected; the collector is empty afterwards."""
-        values = iter(copy_to_cpu([value for _, of in self._accepted for _, value, _ in of]))
+        values = iter(
+            copy_to_cpu([value for _, logged in self._accepted for _, value, _ in logged])
+        )
         share = Share(self.sums(), [])
         for client, entries in self._accepted:
             numbers = []
@@ -169,15 +171,15 @@ def means_of(shares: Sequence[Share], order: Sequence[int] = ()) -> Metrics:
     """
     place = {name: index for index, name in enumerate(order)}
     of_clients = list(chain(*(share.of_clients for share in shares)))
-    whole = MetricCollector()
+    collector = MetricCollector()
     for _, entries in sorted(of_clients, key=lambda one: place.get(one[0], one[0])):
         for name, value, weight, is_tensor in entries:
-            whole._add(name, _detached(value), _detached(weight) if is_tensor else weight)
-    totals = whole.sums()
+            collector._add(name, _detached(value), _detached(weight) if is_tensor else weight)
+    totals = collector.sums()
     for name in dict.fromkeys(chain(*(share.sums for share in shares))):
-        found = [share.sums[name] for share in shares if name in share.sums]
-        repeated = len(found) == len(shares) and all(pair == found[0] for pair in found)
-        for total, weight in found[:1] if repeated else found:
+        pairs = [share.sums[name] for share in shares if name in share.sums]
+        repeated = len(pairs) == len(shares) and all(pair == pairs[0] for pair in pairs)
+        for total, weight in pairs[:1] if repeated else pairs:
             before = totals.get(name, (0.0, 0.0))
             totals[name] = (before[0] + total, before[1] + weight)
     return {name: total / weight for name, (total, weight) in totals.items() if weight > 0}
@@ -301,10 +303,10 @@ class Scalars:
         sent = self._take_bytes(totals_of(gather(self._sums)))
         if not any(sent.values()):
             return {}
-        whole = {"communication/total_bytes": self.total_bytes}
+        scalars = {"communication/total_bytes": self.total_bytes}
         if before is None:
-            return whole
-        return whole | {name: before.get(name, 0.0) + size for name, size in sent.items() if size}
+            return scalars
+        return scalars | {name: before.get(name, 0.0) + size for name, size in sent.items() if size}
 
     def _take_bytes(self, counts: Metrics) -> Metrics:
         self._sums.clear()

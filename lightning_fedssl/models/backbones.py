@@ -198,14 +198,14 @@ class RandomKernels(Backbone):
                 "for one channel), which data.dataset: Arrays reads from a .npz file"
             )
         generator = torch.Generator().manual_seed(self.seed)
-        drawn: dict[tuple[int, int, int], list[tuple[Tensor, Tensor]]] = {}
+        by_form: dict[tuple[int, int, int], list[tuple[Tensor, Tensor]]] = {}
         for form, weight, bias in self._kernels(generator, *x.shape[1:]):
-            drawn.setdefault(form, []).append((weight, bias))
-        for number, kernels in enumerate(drawn.values()):
+            by_form.setdefault(form, []).append((weight, bias))
+        for number, kernels in enumerate(by_form.values()):
             weights, biases = zip(*kernels, strict=True)
             self.register_buffer(f"weight_{number}", torch.stack(weights).to(x.device))
             self.register_buffer(f"bias_{number}", torch.cat(biases).to(x.device))
-        self.groups = [form[1:] for form in drawn]
+        self.groups = [form[1:] for form in by_form]
 
     def _kernels(
         self, generator: torch.Generator, channels: int, time: int

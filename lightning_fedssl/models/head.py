@@ -174,17 +174,17 @@ def best_linear(features: Tensor, labels: Tensor, num_classes: int) -> LinearAns
                     torch.from_numpy(_of_both(predictions[None]).T if is_binary else predictions)
                 )
             model.fit(rows, y)
-        places = torch.from_numpy(np.searchsorted(present, y))
+        classes = torch.from_numpy(np.searchsorted(present, y))
         factor = 0.5 if is_binary else 1.0
         if isinstance(model, RidgeClassifierCV):
-            losses = [F.cross_entropy(f * left_out[0], places) for f in SHARPNESS]
+            losses = [F.cross_entropy(f * left_out[0], classes) for f in SHARPNESS]
             factor = float(SHARPNESS[int(torch.stack(losses).argmin())])
         fitted = np.column_stack([np.atleast_2d(model.coef_), np.ravel(model.intercept_)])
-        whole = x.new_zeros(num_classes, x.shape[1] + 1)
-        whole[:, -1] = MISSING
-        whole[present] = factor * x.new_tensor(_of_both(fitted) if is_binary else fitted)
-        weight, bias = whole[:, :-1] / scale, whole[:, -1]
-        right = [scores.argmax(1) == places for scores in left_out] or [places[:0]]
+        solution = x.new_zeros(num_classes, x.shape[1] + 1)
+        solution[:, -1] = MISSING
+        solution[present] = factor * x.new_tensor(_of_both(fitted) if is_binary else fitted)
+        weight, bias = solution[:, :-1] / scale, solution[:, -1]
+        right = [scores.argmax(1) == classes for scores in left_out] or [classes[:0]]
         answers.append(LinearAnswer(name, weight, bias - weight @ centre, torch.stack(right)))
     return max(answers, key=lambda answer: int(answer.right.sum()))
 

@@ -46,12 +46,12 @@ class MemoryQueue(nn.Module):
             new: The keys, in order; all of them must be valid.
         """
         count = len(new.labels)
-        kept = min(count, self.size)
+        stored = min(count, self.size)
         slots = (
-            self.position + torch.arange(count - kept, count, device=self.position.device)
+            self.position + torch.arange(count - stored, count, device=self.position.device)
         ) % self.size
         for queue, values in zip((self.keys, self.labels, self.confident), new, strict=False):
-            queue[slots] = values[count - kept :].to(queue.dtype)
+            queue[slots] = values[count - stored :].to(queue.dtype)
         self.filled.index_fill_(0, slots, True)  # an assignment would wait for the device
         self.position.add_(count).remainder_(self.size)
 

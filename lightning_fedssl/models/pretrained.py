@@ -174,8 +174,8 @@ def _without_adapters(expected: State, weights: State) -> tuple[State, State]:
     for name in expected:
         if ".base_layer." in name or not name.startswith(adapted):
             names[name] = re.sub(_OF_PEFT, "", name.partition(_PEFT)[2])
-    known = {name: weights[old] for name, old in names.items() if old in weights}
-    return select(expected, names), known | exclude(weights, names.values())
+    renamed = {name: weights[old] for name, old in names.items() if old in weights}
+    return select(expected, names), renamed | exclude(weights, names.values())
 
 
 def _mismatch(expected: State, weights: State) -> list[str]:

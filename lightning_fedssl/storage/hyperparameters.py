@@ -123,16 +123,16 @@ def require(valid: bool, key: str, value: object, remedy: str) -> None:
         raise ValueError(f"model.{key} is {value}: {remedy}")
 
 
-def require_factory(key: str, given: object) -> None:
+def require_factory(key: str, optimizer: object) -> None:
     """Refuse an optimizer where a function that makes one is needed.
 
     Args:
         key: The name of the argument.
-        given: Its value.
+        optimizer: Its value.
 
     Raises:
         ValueError: Names the key.
     """
-    name = type(given).__name__
+    name = type(optimizer).__name__
     remedy = f"a run makes its own: give functools.partial(torch.optim.{name}, lr=...)"
-    require(not isinstance(given, Optimizer), key, f"a {name} of a model's weights", remedy)
+    require(not isinstance(optimizer, Optimizer), key, f"a {name} of a model's weights", remedy)

@@ -154,20 +154,20 @@ def made(target: Callable[..., Any], arguments: Values) -> Any:
 
 def _hints(target: Callable[..., Any]) -> Values:
     """The types of a target's arguments by name, for a class also those of its base classes."""
-    places = [target]
+    functions = [target]
     if isinstance(target, type):
-        places = [vars(base)["__init__"] for base in target.__mro__ if "__init__" in vars(base)]
+        functions = [vars(base)["__init__"] for base in target.__mro__ if "__init__" in vars(base)]
     hints: Values = {}
-    for place in reversed(places):
+    for function in reversed(functions):
         with suppress(NameError, TypeError):  # types that are imported for type checkers alone
-            hints |= get_type_hints(place)
+            hints |= get_type_hints(function)
     return hints
 
 
 def _takes_text(hint: Any) -> bool:
     """Whether a value of a type may be, or contain, a text."""
-    known = hint in (Any, str, object) or get_origin(hint) is Literal
-    return known or any(map(_takes_text, get_args(hint)))
+    accepts_text = hint in (Any, str, object) or get_origin(hint) is Literal
+    return accepts_text or any(map(_takes_text, get_args(hint)))
 
 
 def _has_text(value: Any) -> bool:

@@ -123,8 +123,8 @@ class NamesKeys(ABCMeta):
     @property
     def __signature__(cls) -> inspect.Signature:
         """What ``help`` shows: the arguments of the constructor."""
-        whole = inspect.signature(cls.__init__)  # type: ignore[misc]
-        return whole.replace(parameters=[*whole.parameters.values()][1:])
+        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return signature.replace(parameters=[*signature.parameters.values()][1:])
 
     def __call__(cls, *arguments: Any, **keys: Any) -> Any:
         """Make an object."""

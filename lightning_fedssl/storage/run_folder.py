@@ -31,8 +31,8 @@ class RunFolder:
     """
 
     def __init__(self, logger: Logger | list[Logger] | bool | None, writes: bool) -> None:
-        given = logger if isinstance(logger, list) else [logger]
-        self.loggers = [one for one in given if writes and not isinstance(one, bool | None)]
+        loggers = logger if isinstance(logger, list) else [logger]
+        self.loggers = [one for one in loggers if writes and not isinstance(one, bool | None)]
         self._wants_default = logger in (None, True) and writes
         self._log_dir: str | None = None
         self._reserved: Path | None = None
@@ -184,8 +184,8 @@ def write_predictions(
     names = ["image"] + ["file"] * bool(files)
     columns = list(class_names)
     if one_class or not columns:
-        known = columns or map(str, range(probabilities.shape[1]))
-        columns = [f"probability_{name}" for name in known]
+        names_of_columns = columns or map(str, range(probabilities.shape[1]))
+        columns = [f"probability_{name}" for name in names_of_columns]
     if one_class:
         names += ["prediction"] + ["class_name"] * bool(class_names)
     rows: list[list[object]] = [[*names, *columns]]

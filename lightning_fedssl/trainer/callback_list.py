@@ -123,8 +123,10 @@ def refuse_unsupported(callbacks: Sequence[Callback]) -> None:
                 "trainer.callbacks: ModelCheckpoint saves by rounds here, not by steps or time: "
                 "give every_n_epochs"
             )
-        known = isinstance(callback, (FederatedCallback, *SUPPORTED_LIGHTNING_CALLBACKS))
-        if not known and type(callback).__module__.startswith(("lightning.", "pytorch_lightning.")):
+        is_supported = isinstance(callback, (FederatedCallback, *SUPPORTED_LIGHTNING_CALLBACKS))
+        if not is_supported and type(callback).__module__.startswith(
+            ("lightning.", "pytorch_lightning.")
+        ):
             name = type(callback).__name__
             raise ValueError(
                 f"trainer.callbacks: {name} needs Lightning's own training loop and cannot run in "
@@ -132,16 +134,18 @@ def refuse_unsupported(callbacks: Sequence[Callback]) -> None:
                 "callbacks these can: "
                 + ", ".join(c.__name__ for c in SUPPORTED_LIGHTNING_CALLBACKS[:-1])
             )
-        if not known or isinstance(callback, FederatedCallback):
+        if not is_supported or isinstance(callback, FederatedCallback):
             _check_hooks(callback)
 
 
-def check_monitors(callbacks: Iterable[Callback], known: Collection[str], place: str = "") -> None:
+def check_monitors(
+    callbacks: Iterable[Callback], scalars: Collection[str], place: str = ""
+) -> None:
     """Refuse callbacks whose monitor is not a scalar of the run.
 
     Args:
         callbacks: Those whose monitors are checked.
-        known: The scalars of the run.
+        scalars: The scalars of the run.
         place: What the monitors that are checked begin with; others pass.
 
     Raises:
@@ -151,12 +155,12 @@ def check_monitors(callbacks: Iterable[Callback], known: Collection[str], place:
         name = getattr(callback, "monitor", None)
         if not (name and name.startswith(place) and getattr(callback, "strict", True)):
             continue
-        if not {name, name.partition("/class_")[0]} & {*known}:
+        if not {name, name.partition("/class_")[0]} & {*scalars}:
             raise ValueError(
                 f"trainer.callbacks: {type(callback).__name__} has monitor {name}, and no round "
                 "logs it; did you mean "
-                + ", ".join(difflib.get_close_matches(name, known, n=1) or sorted(known))
-                + ("?" if known else "to give data.validation?")
+                + ", ".join(difflib.get_close_matches(name, scalars, n=1) or sorted(scalars))
+                + ("?" if scalars else "to give data.validation?")
             )
 
 

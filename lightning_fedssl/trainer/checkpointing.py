@@ -249,9 +249,9 @@ def load_model(run: Run, path: Path) -> checkpoint_file.Checkpoint:
     server = run.algorithm.server
     state = loaded["federation"]
     run.algorithm.on_load_checkpoint(loaded)
-    kept = {**frozen_state(run.algorithm), **server.personal}
-    found = select(loaded["state_dict"], kept) | state["parameters"] | state["buffers"]
-    if wrong := {*shapes_of(server.model() | kept)} ^ {*shapes_of(found)}:
+    other_tensors = {**frozen_state(run.algorithm), **server.personal}
+    saved = select(loaded["state_dict"], other_tensors) | state["parameters"] | state["buffers"]
+    if wrong := {*shapes_of(server.model() | other_tensors)} ^ {*shapes_of(saved)}:
         raise ValueError(
             f"ckpt_path: {path} holds another network: {min(wrong)[0]} does not fit; "
             "use the config.yaml of the checkpoint's run folder"
@@ -260,8 +260,8 @@ def load_model(run: Run, path: Path) -> checkpoint_file.Checkpoint:
     # same round.
     server.extra = map_values(dict, state["extra"])
     server.to(run.fabric.device)
-    server.update(select(found, server.all_tensors()))
-    load_state(run.algorithm, select(found, kept))
+    server.update(select(saved, server.all_tensors()))
+    load_state(run.algorithm, select(saved, other_tensors))
     server.version = state["version"]
     run.loaded_round = loaded["round"]
     run.round = Round(run.loaded_round, run.settings.max_rounds)
@@ -322,8 +322,8 @@ def check_same_samples(
     if not changed:
         return
     name = changed[0]
-    found = f"{name.replace('_', ' ')} {saved[name]}, but these data have {now[name]}"
-    problem = f"{path or 'the model'} was trained on data with the {found}"
+    difference = f"{name.replace('_', ' ')} {saved[name]}, but these data have {now[name]}"
+    problem = f"{path or 'the model'} was trained on data with the {difference}"
     if allow_changed:
         _log.warning("%s", problem)
         return
@@ -410,9 +410,9 @@ def resume(run: Run, path: Path) -> int:
     run.algorithm.clients.files.update(state["states"])
     # The test of a run that had finished is not a test of the longer run.
     metrics = loaded["metrics"]
-    kept = exclude(metrics, starting_with(_LOGGED_ONCE, metrics))
+    last = exclude(metrics, starting_with(_LOGGED_ONCE, metrics))
     evaluated = exclude(loaded["model"]["metric_rounds"], ["test"])
-    run.scalars.restore(kept, evaluated, loaded["total_bytes"])
+    run.scalars.restore(last, evaluated, loaded["total_bytes"])
     return int(loaded["round"])
 
 
@@ -463,13 +463,13 @@ def _warn_of_a_stretched_schedule(
 ) -> None:
     """Say that a longer run has other learning rates than the checkpoint's run planned."""
     before = loaded["max_rounds"]
-    planned, found = (schedule.checked_factor(loaded["round"] + 1, r) for r in (before, now))
-    if planned != found:
+    planned, actual = (schedule.checked_factor(loaded["round"] + 1, r) for r in (before, now))
+    if planned != actual:
         _log.warning(
             "model.schedule: the learning rates follow trainer.max_rounds, which was %d and is %d: "
             "the next round has %.3g of the optimizer's rate, planned were %.3g. So this is not "
             "the run of %d rounds; train anew for that, or set model.schedule.rounds before",
-            before, now, found, planned, now,
+            before, now, actual, planned, now,
         )  # fmt: skip
 
 
@@ -501,10 +501,10 @@ def _read_states(loaded: checkpoint_file.Checkpoint, path: Path, needed: bool) -
         missing = ["all clients and of the server's optimizer"]
     if not missing:
         return
-    shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
+    names = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
     problem = (
         f"{path} lacks the states (clients' own weights, optimizers' momentum and the like) of "
-        f"{shown}, which last.ckpt has in "
+        f"{names}, which last.ckpt has in "
         f"{checkpoint_file.states_of(path.with_name('last.ckpt')).name}"
     )
     if needed:

@@ -99,8 +99,8 @@ def evaluate(run: Run, stage: Literal["validate", "test"]) -> Metrics:
             collector.commit(number)
             if logits is not None:
                 run.metrics.update(logits, batch[1])
-    found, means = run.metrics.compute(run.gather), collector.compute(run.gather)
-    values = add_prefix(f"{prefix}/", found)
+    computed, means = run.metrics.compute(run.gather), collector.compute(run.gather)
+    values = add_prefix(f"{prefix}/", computed)
     run.scalars.metrics.update(values)
     metrics = scalars(values) | means
     if not math.isfinite(metrics.get(f"{prefix}/loss", 0.0)):

@@ -97,9 +97,9 @@ class RunFederation(Federation):
             clients.discard(client)
         return [client for client in cohort if client not in absent]
 
-    def accepted_moments(self, found: Mapping[int, LayerMoments]) -> LayerMoments:
+    def accepted_moments(self, moments: Mapping[int, LayerMoments]) -> LayerMoments:
         """See :meth:`Federation.accepted_moments`."""
-        return self.judge.rules.moments(found)
+        return self.judge.rules.moments(moments)
 
     def validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """See :meth:`Federation.validation_batches`."""

@@ -195,14 +195,14 @@ def run_round(run: Run, federation: RunFederation, index: int) -> Metrics:
         images = scalars.weight("client/loss")
         scalars.count({"time/client_samples_per_s": images / judge.client_seconds})
     seconds = time.perf_counter() - started
-    found, sent = scalars.end_round(run.gather, run.round.cohort, seconds)
-    if index == 1 and found.get("client/steps") and not found.keys() & _OF_A_STEP:
+    collected, sent = scalars.end_round(run.gather, run.round.cohort, seconds)
+    if index == 1 and collected.get("client/steps") and not collected.keys() & _OF_A_STEP:
         _log.warning(
             "round 1: no client has trained, because %s.training_step returned None for every "
             "batch, which skips it; if this is not intended, return the loss",
             type(algorithm).__name__,
         )
-    metrics = {"lr": lr} | found
+    metrics = {"lr": lr} | collected
     validates = run.datamodule.has_validation
     due = validates and run.evaluates_now
     if due:
@@ -240,8 +240,8 @@ def draw_cohort(run: Run, index: int) -> list[int]:
         index: The round.
     """
     for rule in run.settings.updates:
-        if (drawn := rule.draw_cohort(run.hooks.trainer, index)) is not None:
-            return list(drawn)
+        if (cohort := rule.draw_cohort(run.hooks.trainer, index)) is not None:
+            return list(cohort)
     return sampling.cohort(run.seed, index, run.datamodule.num_clients, run.cohort_size)
 
 

@@ -121,28 +121,30 @@ class Judge:
         algorithm = self.algorithm
         started = time.perf_counter()
         waits = self.fabric.world_size > 1
-        passed = []
+        accepted = []
         waiting = list[Arrival]()
         for update in updates:
             received = self.received.pop(update.client, {})
             arrival = self.rules.alone(Arrival(update), received, check_update)
-            held = arrival.reason is None and any(rule.must_wait(arrival) for rule in self.rules)
-            if waits or waiting or held:
+            must_wait = arrival.reason is None and any(
+                rule.must_wait(arrival) for rule in self.rules
+            )
+            if waits or waiting or must_wait:
                 waiting.append(arrival.copied())
             else:
                 self.settle(update.client, arrival.reason)
                 if arrival.reason is None:
-                    passed.append(arrival.notes)
+                    accepted.append(arrival.notes)
                     yield arrival.update
         self.client_seconds = time.perf_counter() - started
         load_state(algorithm, algorithm.server.personal)
-        for arrival in self.rules.together(self._exchange(waiting), passed):
+        for arrival in self.rules.together(self._exchange(waiting), accepted):
             self.settle(arrival.update.client, arrival.reason)
             if arrival.reason is None:
                 yield arrival.update.to(self.fabric.device)
         self.hooks.call("on_aggregate")
 
-    def _exchange(self, own: list[Arrival]) -> list[Arrival]:
+    def _exchange(self, of_this_rank: list[Arrival]) -> list[Arrival]:
         """The arrivals of all ranks, in the order of the cohort.
 
         The other ranks' client states are stored here, too.
@@ -150,10 +152,10 @@ class Judge:
         Any rank may train any client next, so every rank has the state of all clients.
         """
         if self.fabric.world_size == 1:
-            return own
+            return of_this_rank
         clients = self.algorithm.clients
         rank = self.fabric.global_rank
-        mine = (own, clients.staged, self.outcomes, self._reasons)
+        mine = (of_this_rank, clients.staged, self.outcomes, self._reasons)
         parts = collectives.gather(self.fabric, mine)
         for _, staged, of_rank, why in parts[:rank] + parts[rank + 1 :]:
             clients.staged |= staged
@@ -202,22 +204,27 @@ class Judge:
                 index, client, reason,
             )  # fmt: skip
         if counts and outcomes:
-            found = list(outcomes.values())
+            results = list(outcomes.values())
             if self.fabric.is_global_zero:
                 self.scalars.count(
                     {
-                        "client/selected": len(found),
-                        "client/finished": found.count("finished"),
-                        "client/dropped": found.count("dropped"),
+                        "client/selected": len(results),
+                        "client/finished": results.count("finished"),
+                        "client/dropped": results.count("dropped"),
                     }
                 )
-            if "finished" not in found:
+            if "finished" not in results:
                 _log.warning(
                     "round %d: none of the %d selected clients took part (%s): no update is "
                     "averaged in this round",
-                    index, len(found),
-                    ", ".join(f"{found.count(k)} {v}" for k, v in _PHRASES.items() if k in found),
-                )  # fmt: skip
+                    index,
+                    len(results),
+                    ", ".join(
+                        f"{results.count(kind)} {phrase}"
+                        for kind, phrase in _PHRASES.items()
+                        if kind in results
+                    ),
+                )
         self.outcomes = {}
         self._reasons = {}
         return outcomes

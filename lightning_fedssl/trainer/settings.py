@@ -54,16 +54,16 @@ def settings_of(run: Run) -> Settings:
     names = inspect.signature(FederatedDataModule).parameters
     keys = run.settings
     of_data = {name: getattr(data, name) for name in names if hasattr(data, name)}
-    own = {"data.samples_sha256": content[:16]} if (content := data.own_data_hash()) else {}
+    own_data = {"data.samples_sha256": content[:16]} if (content := data.own_data_hash()) else {}
     left_out = ("optimizer", "schedule")
     of_model = {k: v for k, v in algorithm.hparams.items() if not k.endswith(left_out)}
-    found = {
+    settings = {
         "trainer.clients_per_round": run.clients_per_round,
         "trainer.precision": keys.precision,
         **_flat("trainer", {"faults": keys.faults, "updates": keys.updates}),
         "trainer.updates": tuple(type(rule).__name__ for rule in keys.updates),
         **_flat("data", exclude(of_data, ["partition"])),
-        **own,
+        **own_data,
         **_flat("model", of_model),
         **_of_optimizer("model.optimizer", run.client_optimizer),
         **_of_optimizer("model.server_optimizer", run.server_optimizer),
@@ -71,8 +71,8 @@ def settings_of(run: Run) -> Settings:
         **_flat("model.schedule", vars(algorithm.schedule)),
     }
     if "aggregation_optimizer" in vars(algorithm):
-        found |= _of_aggregation("model.aggregation_optimizer", algorithm.aggregation_optimizer)
-    return exclude(found, _UNIMPORTANT)
+        settings |= _of_aggregation("model.aggregation_optimizer", algorithm.aggregation_optimizer)
+    return exclude(settings, _UNIMPORTANT)
 
 
 def table_row_of(run: Run) -> dict[str, str | float | bool]:
@@ -83,10 +83,10 @@ def table_row_of(run: Run) -> dict[str, str | float | bool]:
     Values that are not set, and lists of more than :data:`LONGEST_TEXT` characters, are left out.
     """
     data = run.datamodule
-    found = {"trainer.max_rounds": run.settings.max_rounds, **run.described}
-    found |= {"data.dataset": data.spec.name, **_flat("data", {"partition": data.partition})}
+    columns = {"trainer.max_rounds": run.settings.max_rounds, **run.described}
+    columns |= {"data.dataset": data.spec.name, **_flat("data", {"partition": data.partition})}
     row = {}
-    for key, value in found.items():
+    for key, value in columns.items():
         if value is not None and len(str(value)) <= LONGEST_TEXT:
             row[key] = str(value) if isinstance(value, tuple) else value
     return row

@@ -173,15 +173,15 @@ def build_model(algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) 
         if isinstance(value, float) and math.isnan(value):
             raise ValueError(f"model.{key} is {value}: give a number")
     for name in ("num_classes", "in_shape"):
-        given = getattr(algorithm, name)
+        configured = getattr(algorithm, name)
         actual = getattr(datamodule, name)
-        if given is not None and given not in (
+        if configured is not None and configured not in (
             actual,
             list(actual) if isinstance(actual, tuple) else actual,
         ):
             raise ValueError(
-                f"model.{name} is {given}, but the data have {actual}: leave it out, the data set "
-                "it"
+                f"model.{name} is {configured}, but the data have {actual}: leave it out, the data "
+                "set it"
             )
         setattr(algorithm, name, actual)
     algorithm.task = datamodule.task
@@ -229,7 +229,7 @@ def prepare_model(
 
 
 def choose_callbacks(
-    run: Run, algorithm: FederatedAlgorithm, given: Sequence[Callback]
+    run: Run, algorithm: FederatedAlgorithm, user_callbacks: Sequence[Callback]
 ) -> list[Callback]:
     """The user's callbacks, those that the algorithm needs, and the defaults."""
     needed = callback_list.as_list(algorithm.configure_callbacks())
@@ -250,7 +250,7 @@ def choose_callbacks(
         defaults.append(SystemClock())
     if not run.settings.fast_dev_run:
         defaults.append(FederatedCheckpoint())
-    return callback_list.choose(given, needed, defaults)
+    return callback_list.choose(user_callbacks, needed, defaults)
 
 
 def check_monitors(
@@ -274,5 +274,5 @@ def check_monitors(
     ours = all(type(one).__module__.startswith("lightning_fedssl.") for one in adding)
     if ours and type(algorithm).validation_step is FederatedAlgorithm.validation_step:
         names = ("loss", *metrics) if datamodule.has_validation else ()
-        known = {f"val/{name}" for name in names}
-        callback_list.check_monitors(hooks.callbacks, known, place="val")
+        scalars = {f"val/{name}" for name in names}
+        callback_list.check_monitors(hooks.callbacks, scalars, place="val")

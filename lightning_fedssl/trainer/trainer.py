@@ -188,12 +188,12 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         )
         _check_settings(settings, logger)
         vars(self).update(vars(settings))
-        given = callback_list.as_list(callbacks)
-        if rules := [callback for callback in given if isinstance(callback, UpdateRule)]:
+        user_callbacks = callback_list.as_list(callbacks)
+        if rules := [callback for callback in user_callbacks if isinstance(callback, UpdateRule)]:
             raise ValueError(
                 f"trainer.callbacks has {type(rules[0]).__name__}: give it in trainer.updates"
             )
-        self.given_callbacks = callback_list.usable(given)
+        self.given_callbacks = callback_list.usable(user_callbacks)
         callback_list.refuse_unsupported(settings.updates)
         hooks = Hooks([*self.given_callbacks, *settings.updates], FederatedCallback, self)
         folder = RunFolder(logger, writes=not fast_dev_run)
@@ -389,8 +389,10 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         if stage == "fit":
             run.folder.begin_run()
         run.folder.open(self.default_root_dir, run.fabric)
-        given = [*self.given_callbacks, *self.updates]
-        run.hooks = Hooks(setup.choose_callbacks(run, model, given), FederatedCallback, self, model)
+        user_callbacks = [*self.given_callbacks, *self.updates]
+        run.hooks = Hooks(
+            setup.choose_callbacks(run, model, user_callbacks), FederatedCallback, self, model
+        )
         if stage == "fit":
             setup.check_monitors(run.hooks, model, datamodule, run.metrics.names)
             with run.fabric.autocast():
@@ -439,10 +441,10 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         self.fabric.barrier()
 
     def train_beside(
-        self, folder: str, steps: int | None = None, places: Tensor | None = None
+        self, folder: str, steps: int | None = None, rows: Tensor | None = None
     ) -> Beside:
         """Train what the run is compared with, on this rank by itself."""
-        return beside.train(self, type(self), folder, steps, places)
+        return beside.train(self, type(self), folder, steps, rows)
 
     @property
     def table_row(self) -> dict[str, str | float | bool]:
@@ -505,8 +507,8 @@ def run_command(
             else:
                 metrics = evaluation.run_command(run, stage)
             if stage == "predict":
-                found = evaluation.predict(run, trainer.predict_shares)
-                trainer.predictions, trainer.predictions_file = found
+                result = evaluation.predict(run, trainer.predict_shares)
+                trainer.predictions, trainer.predictions_file = result
         if run.state.status == TrainerStatus.RUNNING:
             run.state.status = TrainerStatus.FINISHED
     return metrics

@@ -130,12 +130,12 @@ class Quarantine(UpdateRule):
         update = arrival.update
         moved = []
         longest = []
-        for sent, known, factor in (
+        for sent, global_state, factor in (
             (update.parameters, server.parameters, trainer.round.lr_factor),
             (update.buffers, server.buffers, 1.0),
         ):
             before = {}
-            for name, t in known.items():
+            for name, t in global_state.items():
                 if t.is_floating_point():
                     before[name] = received[name].to(t.device)
             longest.append(factor * _norm(before.values()))
@@ -152,10 +152,10 @@ class Quarantine(UpdateRule):
         trainer: TrainerView,
         algorithm: FederatedAlgorithm,
         arrivals: Sequence[Arrival],
-        passed: Sequence[Mapping[str, Any]],
+        accepted: Sequence[Mapping[str, Any]],
     ) -> Sequence[Arrival]:
         """Reject what has moved too far."""
-        movements = [notes["moved"] for notes in (*passed, *(a.notes for a in arrivals))]
+        movements = [notes["moved"] for notes in (*accepted, *(a.notes for a in arrivals))]
         if len(movements) < FEWEST:
             return arrivals
         medians = list(map(statistics.median, zip(*movements, strict=True)))

@@ -62,17 +62,17 @@ class Rules(list[UpdateRule]):
         return arrival
 
     def together(
-        self, arrivals: list[Arrival], passed: Sequence[Mapping[str, Any]]
+        self, arrivals: list[Arrival], accepted: Sequence[Mapping[str, Any]]
     ) -> list[Arrival]:
         """The arrivals of a round as rules judge them that look at all; the same on every rank.
 
         Args:
             arrivals: Those that have waited.
-            passed: The notes of those that have not, and were accepted.
+            accepted: The notes of the updates that were accepted without waiting.
         """
         for rule in self:
             valid = [arrival for arrival in arrivals if arrival.reason is None]
-            judged = rule.on_round(self.trainer, self.trainer.algorithm, valid, passed)
+            judged = rule.on_round(self.trainer, self.trainer.algorithm, valid, accepted)
             by_client = {arrival.update.client: arrival for arrival in judged}
             arrivals = [by_client.get(arrival.update.client, arrival) for arrival in arrivals]
         return arrivals

@@ -217,8 +217,8 @@ class CentralDP(UpdateRule):
         clients = trainer.datamodule.num_clients
         size = trainer.cohort_size
         rng = sampling.rng(seed, "cohort", index)
-        drawn = rng.permutation(np.flatnonzero(rng.random(clients) < size / clients))
-        return list(map(int, drawn))
+        cohort = rng.permutation(np.flatnonzero(rng.random(clients) < size / clients))
+        return list(map(int, cohort))
 
     def on_deployment(self, min_clients: int) -> None:
         """Take cohorts and noise from the operating system's entropy, not from the seed."""

@@ -115,7 +115,7 @@ class UpdateRule(FederatedCallback):
         trainer: TrainerView,
         algorithm: FederatedAlgorithm,
         arrivals: Sequence[Arrival],
-        passed: Sequence[Mapping[str, Any]],
+        accepted: Sequence[Mapping[str, Any]],
     ) -> Sequence[Arrival]:
         """Reject valid updates of a round, knowing all; the same on every rank.
 
@@ -123,7 +123,7 @@ class UpdateRule(FederatedCallback):
             trainer: The run.
             algorithm: The method.
             arrivals: Those that have waited, on the CPU, in the order of the cohort.
-            passed: The notes of those that have not waited, and were accepted.
+            accepted: The notes of the updates that were accepted without waiting.
 
         Returns:
             As many, in the same order.

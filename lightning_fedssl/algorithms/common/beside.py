@@ -21,7 +21,7 @@ def train(
     make_trainer: Callable[..., Any],
     folder: str,
     steps: int | None = None,
-    places: Tensor | None = None,
+    rows: Tensor | None = None,
 ) -> Beside:
     """See :meth:`TrainerView.train_beside`.
 
@@ -30,12 +30,12 @@ def train(
         make_trainer: The class of its trainer.
         folder: Where the checkpoints are written.
         steps: See there.
-        places: See there.
+        rows: See there.
     """
     rounds, clients, data = run.round_index, 1, run.datamodule
     method: FederatedAlgorithm
-    if places is not None:
-        method, data, clients = run.algorithm.anew(), data.with_labels(places), run.cohort_size
+    if rows is not None:
+        method, data, clients = run.algorithm.anew(), data.with_labels(rows), run.cohort_size
     elif steps:
         method = Supervised.of(run.algorithm, math.ceil(steps / rounds))
     else:

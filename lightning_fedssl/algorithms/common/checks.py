@@ -34,17 +34,17 @@ def above_zero(method: FederatedAlgorithm, *names: str) -> None:
         require(value > 0, name, value, "give a number above 0")
 
 
-def at_least(method: FederatedAlgorithm, least: float, *names: str) -> None:
+def at_least(method: FederatedAlgorithm, minimum: float, *names: str) -> None:
     """Refuse arguments that are too small; None is allowed.
 
     Args:
         method: The method.
-        least: The smallest possible value.
+        minimum: The smallest possible value.
         names: Its arguments.
     """
     for name in names:
         value = getattr(method, name)
-        require(value is None or value >= least, name, value, f"give {least} or more")
+        require(value is None or value >= minimum, name, value, f"give {minimum} or more")
 
 
 def decay(method: FederatedAlgorithm, *names: str) -> None:
@@ -83,10 +83,10 @@ def refuse_epochs(algorithm: FederatedAlgorithm, remedy: str) -> None:
         algorithm: The method.
         remedy: What to set instead.
     """
-    given = (algorithm.client_epochs, algorithm.server_epochs)
+    epochs = (algorithm.client_epochs, algorithm.server_epochs)
     require(
-        given == (1, 0),
+        epochs == (1, 0),
         "client_epochs",
-        given[0],
+        epochs[0],
         f"client_epochs and server_epochs have no effect on this method; {remedy}",
     )

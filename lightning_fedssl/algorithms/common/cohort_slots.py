@@ -103,8 +103,8 @@ class SlotAlgorithm(FederatedAlgorithm):
         return super().upload_sizes(update) | self._momentum_sizes(update.client)
 
     def _momentum_sizes(self, client: int) -> Sizes:
-        kept = self.clients.get(self.state_owner(client), "optimizer")
-        return add_prefix("optimizer.", sizes_of(kept))
+        momentum = self.clients.get(self.state_owner(client), "optimizer")
+        return add_prefix("optimizer.", sizes_of(momentum))
 
     def train_servers(self, federation: Federation) -> None:
         """Train the server at the same time as the users; by default it only averages."""
@@ -170,8 +170,8 @@ def group_sizes(groups: int | list[int], clients_per_round: int) -> list[int]:
     Raises:
         ValueError: There are more groups than slots, or given sizes that do not add up to C.
     """
-    places = sum(groups) if isinstance(groups, list) else min(groups, clients_per_round)
-    fits = places == (clients_per_round if isinstance(groups, list) else groups)
+    slots = sum(groups) if isinstance(groups, list) else min(groups, clients_per_round)
+    fits = slots == (clients_per_round if isinstance(groups, list) else groups)
     checks.require(
         fits,
         "groups",
@@ -180,8 +180,8 @@ def group_sizes(groups: int | list[int], clients_per_round: int) -> list[int]:
     )
     if isinstance(groups, list):
         return groups
-    each, more = divmod(clients_per_round, groups)
-    return [each + 1] * more + [each] * (groups - more)
+    each, remainder = divmod(clients_per_round, groups)
+    return [each + 1] * remainder + [each] * (groups - remainder)
 
 
 def clone(state: State) -> State:

@@ -91,7 +91,9 @@ class ServerPhases(FederatedAlgorithm):
             return
         if self.server_phase == "parallel":
             share = self.server_weight
-            mean = map_values(lambda t, own: torch.lerp(t, own, share), mean, self.server.model())
+            mean = map_values(
+                lambda t, at_server: torch.lerp(t, at_server, share), mean, self.server.model()
+            )
         weights = {name: mean[name] for name in self.server.parameters if name in mean}
         if self.aggregation_optimizer is not None:
             weights = self._step_towards(weights, self.aggregation_optimizer)

@@ -31,12 +31,12 @@ def shifted(algorithm: FederatedAlgorithm, data: LocalData, logits: Tensor) -> T
     """
     if data.shares is None or not len(logits):
         return logits
-    kept = algorithm.clients.get(data.party, KEPT)
-    if not kept:
-        kept = {"shares": doubted_shares(logits, *data.shares)}
+    state = algorithm.clients.get(data.party, KEPT)
+    if not state:
+        state = {"shares": doubted_shares(logits, *data.shares)}
         if data.shares.sureness < 1:
-            algorithm.clients.put(data.party, KEPT, kept)
-    return logits + shift_to_shares(logits, kept["shares"])
+            algorithm.clients.put(data.party, KEPT, state)
+    return logits + shift_to_shares(logits, state["shares"])
 
 
 @torch.no_grad()

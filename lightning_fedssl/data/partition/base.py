@@ -216,13 +216,14 @@ class Shards(Partition):
     ) -> list[Tensor]:
         """Cuts the classes into shards and assigns them; see :meth:`Partition.assign`."""
         capacity = class_sizes(labels, num_classes)
-        wanted = self.classes_per_client * num_clients
-        if self.classes_per_client > num_classes or wanted < (capacity > 0).sum():
+        num_shards = self.classes_per_client * num_clients
+        if self.classes_per_client > num_classes or num_shards < (capacity > 0).sum():
             raise ValueError(
-                f"data.partition: {wanted} shards (classes_per_client * data.num_clients) cannot "
-                f"hold all {num_classes} classes, or classes_per_client is above their number"
+                f"data.partition: {num_shards} shards (classes_per_client * data.num_clients) "
+                f"cannot hold all {num_classes} classes, or classes_per_client is above their "
+                "number"
             )
-        counts = even_counts(capacity, min(wanted, len(labels)), generator)
+        counts = even_counts(capacity, min(num_shards, len(labels)), generator)
         shards: list[NDArray[Any]] = []
         for members, count in zip(positions_by_class(labels, num_classes), counts, strict=True):
             if count:
@@ -319,10 +320,12 @@ class ClientDirichlet(Partition):
 
         See :meth:`Partition.assign`.
         """
-        wanted = dirichlet_rows(self.alpha, num_clients, num_classes, generator)
+        proportions = dirichlet_rows(self.alpha, num_clients, num_classes, generator)
         owner = np.empty(len(labels), dtype=np.int64)
         for label, members in enumerate(positions_by_class(labels, num_classes)):
-            shares = wanted[:, label] if wanted[:, label].sum() > 0 else np.ones(num_clients)
+            shares = (
+                proportions[:, label] if proportions[:, label].sum() > 0 else np.ones(num_clients)
+            )
             counts = largest_remainder(len(members), shares)
             owner[generator.permutation(members)] = np.repeat(np.arange(num_clients), counts)
         return held_by(owner, num_clients)
@@ -402,8 +405,10 @@ class FromFile(Partition):
 def _published(path: str, seed: int) -> FederatedSplit:
     """Clients whose samples are all labelled, from a file of RSCFed's and CBAFed's authors."""
     try:
-        held = torch.load(path, weights_only=True)["data_partition"]
-        lists = IndexLists.of(torch.tensor(held[k], dtype=torch.int64) for k in range(len(held)))
+        samples = torch.load(path, weights_only=True)["data_partition"]
+        lists = IndexLists.of(
+            torch.tensor(samples[k], dtype=torch.int64) for k in range(len(samples))
+        )
     except Exception as error:  # of the file's format, or of what is in it
         raise ValueError(
             f"partition file {path!r} has no lists of samples under data_partition, one for each "
@@ -440,16 +445,16 @@ def above_0(owner: str, name: str, value: _Value) -> _Value:
     return require(owner, name, value, fits, "a finite number above 0")
 
 
-def at_least(least: int, owner: str, name: str, value: int) -> int:
+def at_least(minimum: int, owner: str, name: str, value: int) -> int:
     """The value of a partition's argument, if it is not below a number.
 
     Args:
-        least: The number.
+        minimum: The number.
         owner: The partition's name.
         name: The argument.
         value: Its value.
     """
-    return require(owner, name, value, value >= least, f"{least} or more")
+    return require(owner, name, value, value >= minimum, f"{minimum} or more")
 
 
 def check_samples(split: FederatedSplit, asked: SplitRequest, source: str, remedy: str) -> None:
@@ -467,8 +472,8 @@ def check_samples(split: FederatedSplit, asked: SplitRequest, source: str, remed
     Raises:
         ValueError: Naming what made the split.
     """
-    held = split.client_list
-    assigned = torch.cat([split.server_labeled, held.labeled.values, held.unlabeled.values])
+    clients = split.client_list
+    assigned = torch.cat([split.server_labeled, clients.labeled.values, clients.unlabeled.values])
     available = asked.in_federation
     if len(assigned) and not 0 <= int(assigned.min()) <= int(assigned.max()) < len(available):
         raise ValueError(
@@ -477,7 +482,7 @@ def check_samples(split: FederatedSplit, asked: SplitRequest, source: str, remed
         )
     if (distinct := _count_distinct(assigned)) < len(assigned):
         server = torch.full_like(split.server_labeled, sampling.SERVER)
-        owners = torch.cat([server, held.labeled.owners(), held.unlabeled.owners()])
+        owners = torch.cat([server, clients.labeled.owners(), clients.unlabeled.owners()])
         if torch.stack([owners, assigned]).unique(dim=1).shape[1] < len(assigned):
             raise ValueError(
                 f"{source} assigns a sample twice to one client, or to the server; leave one of "
@@ -491,7 +496,7 @@ def check_samples(split: FederatedSplit, asked: SplitRequest, source: str, remed
         )
     if not available[assigned].all():
         raise ValueError(f"{source} assigns samples that this run holds out; {remedy}")
-    labeled = torch.cat([split.server_labeled, held.labeled.values])
+    labeled = torch.cat([split.server_labeled, clients.labeled.values])
     if (asked.labels[labeled] < 0).any():
         raise ValueError(
             f"{source} gives samples without a label as labelled ones; they belong into unlabeled"
@@ -535,15 +540,17 @@ def in_equal_parts(indices: Tensor, parts: int, generator: Generator) -> IndexLi
     return IndexLists.of(indices[order].tensor_split(parts))
 
 
-def append_unlabeled(split: FederatedSplit, more: IndexLists) -> FederatedSplit:
+def append_unlabeled(split: FederatedSplit, further: IndexLists) -> FederatedSplit:
     """The split with further unlabelled images at the clients.
 
     Args:
         split: The partition so far.
-        more: The further images of every client.
+        further: The further images of every client.
     """
-    held = split.client_list
-    return replace(split, clients=ClientList(held.labeled, held.unlabeled.append(more).sorted()))
+    clients = split.client_list
+    return replace(
+        split, clients=ClientList(clients.labeled, clients.unlabeled.append(further).sorted())
+    )
 
 
 def _count_distinct(values: Tensor) -> int:
@@ -570,12 +577,12 @@ def dirichlet(alpha: float, size: int, generator: Generator) -> NDArray[Any]:
     Drawing over fewer clients equals drawing over all, setting some to zero and renormalising: a
     Dirichlet vector's renormalised parts are Dirichlet with the same parameters.
     """
-    drawn = generator.dirichlet(np.full(size, min(alpha, 1e9)))
-    if np.isfinite(drawn).all() and drawn.sum() > 0:
-        return drawn
-    drawn[:] = 0
-    drawn[generator.integers(size)] = 1
-    return drawn
+    proportions = generator.dirichlet(np.full(size, min(alpha, 1e9)))
+    if np.isfinite(proportions).all() and proportions.sum() > 0:
+        return proportions
+    proportions[:] = 0
+    proportions[generator.integers(size)] = 1
+    return proportions
 
 
 def dirichlet_rows(alpha: float, rows: int, size: int, generator: Generator) -> NDArray[Any]:
@@ -595,8 +602,8 @@ def _raise_to(floor: int, parts: list[Tensor], generator: Generator) -> None:
     for client in np.flatnonzero(np.array(sizes) < floor):
         while len(parts[client]) < floor:
             size, donor = largest[0]
-            drawn = int(generator.integers(-size))
+            position = int(generator.integers(-size))
             part = parts[donor]
-            parts[client] = torch.cat([parts[client], part[drawn : drawn + 1]])
-            parts[donor] = torch.cat([part[:drawn], part[drawn + 1 :]])
+            parts[client] = torch.cat([parts[client], part[position : position + 1]])
+            parts[donor] = torch.cat([part[:position], part[position + 1 :]])
             heapq.heapreplace(largest, (size + 1, donor))

@@ -99,8 +99,8 @@ def targets(sizes: NDArray[Any], num_clients: int, r: float) -> NDArray[Any]:
     """
     owned = ownership(num_clients, len(sizes))
     share = owned @ (sizes / sizes.sum())
-    wanted: NDArray[Any] = ((1 - r) * share[:, None] + r * owned) * sizes
-    return wanted
+    targets: NDArray[Any] = ((1 - r) * share[:, None] + r * owned) * sizes
+    return targets
 
 
 def ownership(num_clients: int, num_classes: int) -> NDArray[Any]:

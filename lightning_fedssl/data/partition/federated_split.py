@@ -108,11 +108,11 @@ class FederatedSplit:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             server = _index_tensor(content["server_labeled"])
-            held = []
+            clients = []
             for one in content["clients"]:
                 labeled = _index_tensor(one["labeled"])
-                held.append(ClientIndices(labeled, _index_tensor(one["unlabeled"])))
-            split = cls(int(content["seed"]), server, held)
+                clients.append(ClientIndices(labeled, _index_tensor(one["unlabeled"])))
+            split = cls(int(content["seed"]), server, clients)
             stored_hash = content["hash"]
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
             raise ValueError(
@@ -126,8 +126,8 @@ class FederatedSplit:
 
     def _content(self) -> dict[str, Any]:
         clients = []
-        held = self.client_list
-        for lists in zip(held.labeled.tolist(), held.unlabeled.tolist(), strict=True):
+        client_list = self.client_list
+        for lists in zip(client_list.labeled.tolist(), client_list.unlabeled.tolist(), strict=True):
             clients.append(dict(zip(ClientIndices._fields, lists, strict=True)))
         return {
             "seed": self.seed,

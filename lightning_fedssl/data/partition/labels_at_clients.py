@@ -159,8 +159,8 @@ class LabeledClasses(_LabelsAtClients):
         self.classes_per_client = above_0(name, "classes_per_client", classes_per_client)
         self.alpha = above_0(name, "alpha", alpha)
         self.pairs = require(name, "pairs", pairs, pairs in ("even", "random"), "even or random")
-        known = draws in ("per_class", "amounts")
-        self.draws = require(name, "draws", draws, known, "per_class or amounts")
+        is_valid = draws in ("per_class", "amounts")
+        self.draws = require(name, "draws", draws, is_valid, "per_class or amounts")
 
     def classes_of(self, client: int, num_classes: int) -> list[int]:
         """``c`` neighbouring classes, beginning where the last client's end."""
@@ -239,10 +239,10 @@ class ClassMismatch(_LabelsAtClients):
         See the base class.
         """
         clients, classes = quotas.shape
-        most = int(sizes.sum())
-        total = most if self.num_unlabeled is None else self.num_unlabeled
-        wanted = f"at most {most}, what is left"
-        require("ClassMismatch", "num_unlabeled", total, 0 <= total <= most, wanted)
+        available = int(sizes.sum())
+        total = available if self.num_unlabeled is None else self.num_unlabeled
+        requirement = f"at most {available}, what is left"
+        require("ClassMismatch", "num_unlabeled", total, 0 <= total <= available, requirement)
         draws = dirichlet_rows(self.alpha, classes, clients, generator).T.copy()
         totals = self._totals(total, draws.sum(axis=1))
         left = sizes.copy()
@@ -254,9 +254,9 @@ class ClassMismatch(_LabelsAtClients):
             weights = draws[client] + 1e-6
             of_client = counts[client]
             for part, number in ((~inside, outside), (inside, totals[client] - outside)):
-                taken = apportion(int(number), weights * part, left - of_client)
-                of_client += taken
-                short = int(number - taken.sum())
+                assigned = apportion(int(number), weights * part, left - of_client)
+                of_client += assigned
+                short = int(number - assigned.sum())
                 of_client += apportion(short, weights, left - of_client)
                 elsewhere += short
             left -= of_client
@@ -298,11 +298,11 @@ def label_quotas(num_labels: int, classes: Sequence[Sequence[int]]) -> Counts:
     clients = len(classes)
     quotas = np.zeros((clients, 1 + max(map(max, classes))), dtype=np.int64)
     first_extra: Counter[tuple[int, ...]] = Counter()
-    for client, own in enumerate(classes):
-        share, extra = divmod(num_labels // clients + (client < num_labels % clients), len(own))
-        places = np.arange(len(own)) - first_extra[tuple(own)]
-        first_extra[tuple(own)] += extra
-        quotas[client, own] = share + (places % len(own) < extra)
+    for client, labeled in enumerate(classes):
+        share, extra = divmod(num_labels // clients + (client < num_labels % clients), len(labeled))
+        positions = np.arange(len(labeled)) - first_extra[tuple(labeled)]
+        first_extra[tuple(labeled)] += extra
+        quotas[client, labeled] = share + (positions % len(labeled) < extra)
     return quotas
 
 
@@ -338,23 +338,23 @@ def take(members: Sequence[NDArray[Any]], counts: Counts) -> tuple[IndexLists, l
     Raises:
         ValueError: If a class has too few images.
     """
-    taken = []
+    parts = []
     left = []
-    for label, (wanted, part) in enumerate(zip(counts.sum(axis=0), members, strict=True)):
-        if wanted > len(part):
+    for label, (count, part) in enumerate(zip(counts.sum(axis=0), members, strict=True)):
+        if count > len(part):
             raise ValueError(
-                f"data.num_labels: the clients would have {wanted} labelled samples of class "
+                f"data.num_labels: the clients would have {count} labelled samples of class "
                 f"{label}, but there are only {len(part)}; ask for fewer labels"
             )
-        taken.append(part[:wanted])
-        left.append(part[wanted:])
+        parts.append(part[:count])
+        left.append(part[count:])
     clients = np.tile(np.arange(len(counts)), len(members))
     owners = np.repeat(clients, counts.T.flatten())  # of the images, class by class
-    values = torch.from_numpy(np.concatenate(taken)[np.argsort(owners, kind="stable")])
+    values = torch.from_numpy(np.concatenate(parts)[np.argsort(owners, kind="stable")])
     return IndexLists(values, torch.from_numpy(counts.sum(axis=1))), left
 
 
 def _neighbours(first: int, count: int, num_classes: int) -> list[int]:
-    wanted = f"at most {num_classes}, the classes"
-    require("this partition", "classes_per_client", count, count <= num_classes, wanted)
+    requirement = f"at most {num_classes}, the classes"
+    require("this partition", "classes_per_client", count, count <= num_classes, requirement)
     return [(first + i) % num_classes for i in range(count)]

@@ -98,10 +98,14 @@ class FullyLabeledClients(Partition):
         self.of.check(split, asked)
         # Labels do not matter here: the other partition may be the file of a run with other
         # labeled_clients.
-        held = split.client_list.labeled.append(split.client_list.unlabeled)
-        held = held.select(asked.labels[held.values] >= 0)
-        is_labeled = marked(len(asked.labels), held.values[held.owners() < self.labeled_clients])
-        return FederatedSplit(split.seed, split.server_labeled, ClientList.mark(held, is_labeled))
+        samples = split.client_list.labeled.append(split.client_list.unlabeled)
+        samples = samples.select(asked.labels[samples.values] >= 0)
+        is_labeled = marked(
+            len(asked.labels), samples.values[samples.owners() < self.labeled_clients]
+        )
+        return FederatedSplit(
+            split.seed, split.server_labeled, ClientList.mark(samples, is_labeled)
+        )
 
     def add_unlabeled(
         self, split: FederatedSplit, asked: SplitRequest, generator: Generator

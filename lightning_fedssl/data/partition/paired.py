@@ -89,9 +89,9 @@ class PairedDirichlet(Partition):
         by_class = positions_by_class(labels, num_classes)
         best: list[NDArray[np.int64]] = []
         for _ in range(DRAWS):
-            drawn = self._draw(by_class, clients, len(labels), generator)
-            if not best or min(map(len, drawn)) > min(map(len, best)):
-                best = drawn
+            candidate = self._draw(by_class, clients, len(labels), generator)
+            if not best or min(map(len, candidate)) > min(map(len, best)):
+                best = candidate
             if min(map(len, best)) >= int(LEAST_SHARE * len(labels) / clients):
                 break
         return torch.from_numpy(np.concatenate(best))

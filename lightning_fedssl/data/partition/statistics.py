@@ -43,8 +43,8 @@ class PartitionStatistics:
     @property
     def sizes(self) -> Tensor:
         """Images per client, int64 ``(M,)``."""
-        known = self.class_counts.sum(dim=1)
-        return known if self.unknown_counts is None else known + self.unknown_counts
+        counts = self.class_counts.sum(dim=1)
+        return counts if self.unknown_counts is None else counts + self.unknown_counts
 
     @property
     def labeled(self) -> Tensor:
@@ -102,16 +102,16 @@ class PartitionStatistics:
             each = _span(self.labeled)
             lines.append(f"clients: {plural(labeled, f'labelled {noun}')}, {each} at each client")
         if self.class_counts.shape[1]:  # loaders for a module of the user's own have no classes
-            known = ""
+            suffix = ""
             if self.unknown_counts is not None:
-                known = " of known class"
+                suffix = " of known class"
                 unknown = plural(int(self.unknown_counts.sum()), noun)
                 lines.append(f"of unknown class: {unknown} at the clients")
-            lines += self._described_classes(known)
+            lines += self._described_classes(suffix)
         lines.append(f"drawn with seed {self.seed}, hash {self.hash[:12]}")
         return "\n".join(lines)
 
-    def _described_classes(self, known: str) -> list[str]:
+    def _described_classes(self, suffix: str) -> list[str]:
         if not len(self.histograms):
             return [
                 f"the classes of the clients' {self.noun}s are not known, so neither is their skew"
@@ -120,7 +120,7 @@ class PartitionStatistics:
             f"classes per client: {_span(self.classes_per_client)}, effectively "
             f"{self.effective_classes:.2f} (mean)",
             f"class skew R = {self.class_skew:.3f} (0: all clients alike, 1: no class in "
-            f"common){known}",
+            f"common){suffix}",
         ]
 
 

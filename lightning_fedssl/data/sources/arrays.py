@@ -103,10 +103,14 @@ class Datasets(DataSource):
             "unlabeled": as_dataset(unlabeled),
             "validation": as_dataset(validation),
         }
-        given = {"train": client_ids, "test": test_client_ids, "unlabeled": unlabeled_client_ids}
+        identifiers = {
+            "train": client_ids,
+            "test": test_client_ids,
+            "unlabeled": unlabeled_client_ids,
+        }
         self.ids = {
             p: getattr(self.parts[p], "client_ids", None) if ids is None else ids
-            for p, ids in given.items()
+            for p, ids in identifiers.items()
         }
         names = max(class_lists(train), key=len, default=[])
         self.class_names = names if class_names is None else list(class_names)
@@ -126,12 +130,12 @@ class Datasets(DataSource):
                 samples[part], targets = _read(part, dataset)
                 labels[part] = self.task.clean_targets(targets)
         samples = self.reading.cast(as_pixels(samples), self.feature_names)
-        wanted = _kind(samples["train"])
+        expected = _kind(samples["train"])
         for part, values in samples.items():
-            if _kind(values) != wanted:
+            if _kind(values) != expected:
                 raise ValueError(
-                    f"data.dataset: {part} samples are {_kind(values)}, training samples {wanted}; "
-                    "give both in one shape and type"
+                    f"data.dataset: {part} samples are {_kind(values)}, training samples "
+                    f"{expected}; give both in one shape and type"
                 )
         names = tuple(map(str, self.class_names or range(self.task.count(labels["train"]))))
         if "unlabeled" in samples:
@@ -379,11 +383,11 @@ def _pair(part: str, index: int, item: Any) -> tuple[Tensor, Tensor]:
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         kind = f"{len(item)} values" if isinstance(item, (tuple, list)) else type(item).__name__
         raise ValueError(f"{where} must be (tensor, number of a class), got {kind}; {_REMEDY}")
-    given, label = item
+    value, label = item
     try:
-        sample = as_tensor(given)
+        sample = as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{where} is {type(given).__name__}, no tensor; {_REMEDY}") from error
+        raise ValueError(f"{where} is {type(value).__name__}, no tensor; {_REMEDY}") from error
     if label is None or (isinstance(label, str) and label in NO_LABEL):
         return sample, torch.tensor(-1.0, dtype=torch.float64)
     try:

@@ -306,7 +306,7 @@ class ImageTable(ImageList):
         columns = [self.file_column, self.split_column, *of_labels]
         client = self.client_column
         lists: Lists = {"train": [], "test": [], "validation": [], "unlabeled": []}
-        seen = set()
+        paths = set()
         rows = read_csv(self.csv_file, columns + ([client] if client else []), self.reading)
         numbers = label_numbers(rows, self.label_columns, self.csv_file)
         for row, values in zip(rows, numbers, strict=True):
@@ -319,7 +319,7 @@ class ImageTable(ImageList):
             part = part_of(word)
             owner = client_of(row[client]) if client else None
             where = f"data.dataset: {self.csv_file!r}, row {row.number}"
-            if not name or path in seen:
+            if not name or path in paths:
                 raise ValueError(f"{where}: the file {name!r} must be one that no other row names")
             if part not in lists:
                 raise ValueError(f"{where}: the split {word!r} must be one of {', '.join(lists)}")
@@ -328,7 +328,7 @@ class ImageTable(ImageList):
             if part in ("test", "validation") and label in NO_LABEL:
                 raise ValueError(f"{where}: the {part} image has no label; complete it")
             label = "" if part == "unlabeled" else label
-            seen.add(path)
+            paths.add(path)
             lists[part].append(ListedImage(path, label, owner))
         return lists
 
@@ -404,12 +404,12 @@ class MaskFolders(ImageList):
             if image.label:
                 mask.copy_(read_mask(image.label, side, image.path))
         values = [*map(int, masks.unique())]
-        shown = listed([str(value) for value in values if value >= 0])
-        self.reading.facts.setdefault("mask values", shown)  # of training samples
+        text = listed([str(value) for value in values if value >= 0])
+        self.reading.facts.setdefault("mask values", text)  # of training samples
         if count == 2 and not any(1 in mask and 255 in mask for mask in masks):
             if not {*values} <= {-1, 0, 1, 255}:
                 self.reading.warn(
-                    f"masks hold {shown} and there are two class_names: every value above 0 is "
+                    f"masks hold {text} and there are two class_names: every value above 0 is "
                     f"{self.class_names[1]!r}"
                 )
             masks.clamp_(max=1)

@@ -61,15 +61,15 @@ def _samples(datamodule: LightningDataModule, part: str) -> Any:
     sampler = batches.sampler if type(batches) is BatchSampler else batches or loader.sampler
     if isinstance(sampler, DistributedSampler):
         return dataset
-    drawn: list[int] = []
+    indices: list[int] = []
     with torch.random.fork_rng(devices=[]):
-        for part_drawn in sampler:
-            drawn += part_drawn if isinstance(part_drawn, (list, tuple)) else [part_drawn]
-    if len(set(drawn)) < len(drawn):
+        for of_batch in sampler:
+            indices += of_batch if isinstance(of_batch, (list, tuple)) else [of_batch]
+    if len(set(indices)) < len(indices):
         raise ValueError(
             f"{source} draws samples repeatedly; give them as a data set, without a sampler"
         )
-    return dataset if len(drawn) == len(dataset) else _Part(dataset, sorted(map(int, drawn)))
+    return dataset if len(indices) == len(dataset) else _Part(dataset, sorted(map(int, indices)))
 
 
 class _Part(Subset[Any]):

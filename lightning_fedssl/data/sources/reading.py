@@ -116,10 +116,10 @@ class Reading:
             validation: The validation samples, if the data have some.
         """
         parts = {"training": train, "validation": validation, "test": test}
-        given = {part: split for part, split in parts.items() if split is not None}
-        sizes = ", ".join(f"{len(split.labels):,} {part}" for part, split in given.items())
+        splits = {part: split for part, split in parts.items() if split is not None}
+        sizes = ", ".join(f"{len(split.labels):,} {part}" for part, split in splits.items())
         data = f"{spec.name}, {sizes} {spec.noun}s of shape {tuple(spec.in_shape)}"
-        common = {"data": data, "classes": _classes(spec, given)}
+        common = {"data": data, "classes": _classes(spec, splits)}
         if spec.client_names:
             common["clients"] = _clients(spec, train)
         self.facts = common | self.facts | common  # these first, and as they are now
@@ -178,11 +178,11 @@ class Reading:
         """
         for of_one in labels.reshape(len(labels), -1).T:
             missing = np.isnan(values) if values.dtype.kind == "f" else values == ""
-            known = ~missing & (of_one == of_one) & (of_one != -1)
-            if _decides(values[known], of_one[known]):
+            labeled = ~missing & (of_one == of_one) & (of_one != -1)
+            if _decides(values[labeled], of_one[labeled]):
                 self.warn(
-                    f"{cut(name)} decides the label in all of {known.sum()} rows: leave it out, by "
-                    f"ignore: [{name}] of a table, if it is the label in other words"
+                    f"{cut(name)} decides the label in all of {labeled.sum()} rows: leave it out, "
+                    f"by ignore: [{name}] of a table, if it is the label in other words"
                 )
                 return
 
@@ -221,12 +221,12 @@ class Reading:
             unlabeled: Which of them have no label, ``(N,)``.
             others: The test and the validation samples, by part; None for none.
         """
-        known = train.images[~unlabeled]
+        labeled = train.images[~unlabeled]
         parts = {"unlabeled": train.images[unlabeled]}
         parts |= {part: split.images for part, split in others.items() if split is not None}
         for part, images in parts.items():
-            if min(len(images), len(known)) >= _FEWEST_ROWS:
-                self._warn_of_scale(part, _features_of(images), _features_of(known))
+            if min(len(images), len(labeled)) >= _FEWEST_ROWS:
+                self._warn_of_scale(part, _features_of(images), _features_of(labeled))
         columns = train.images.T if train.images.dim() == 2 else ()
         if "columns" not in self.facts:  # of a table its reader compares them
             for feature, values in enumerate(columns[:_MOST_COLUMNS]):
@@ -266,7 +266,7 @@ class Reading:
         if train.images.ndim == 2 and _equal_by_chance(train.images, len(test.images)):
             return
         contents = _contents(train.images)
-        known = set(contents)
+        training = set(contents)
         labels = train.labels.tolist() if train.labels.ndim == 1 else []
         first: dict[int, int] = {}
         for row, label in enumerate(labels):
@@ -275,7 +275,7 @@ class Reading:
                 pair = f"{_named(train, other)} and {_named(train, row)}"
                 self.warn(f"{pair} are the same with different labels: remove one")
                 break
-        same = [row for row, content in enumerate(_contents(test.images)) if content in known]
+        same = [row for row, content in enumerate(_contents(test.images)) if content in training]
         if same:
             self.warn(
                 f"{len(same)} of {len(test.images)} test samples have the content of a training "
@@ -300,8 +300,8 @@ def _clients(spec: DatasetSpec, train: ImageSplit) -> str:
     """The clients with their sizes, and how many of their samples have a label."""
     assert train.client_ids is not None  # of every source that names clients
     names = spec.client_names
-    held = (train.client_ids, train.client_ids[train.labels >= 0])
-    each = _with_counts(names, [_counts(owners, len(names)) for owners in held])
+    samples = (train.client_ids, train.client_ids[train.labels >= 0])
+    each = _with_counts(names, [_counts(owners, len(names)) for owners in samples])
     return f"{len(each)}: {listed(each)} ({spec.noun}s/with a label)"
 
 
@@ -355,8 +355,8 @@ def _with_counts(names: Sequence[str], counts: Sequence[list[int]]) -> list[str]
     return [f"{cut(name)} {'/'.join(map(str, numbers))}" for name, *numbers in rows]
 
 
-def _counts(numbers: Tensor, most: int) -> list[int]:
-    return torch.bincount(numbers[numbers >= 0], minlength=most).tolist()
+def _counts(numbers: Tensor, num_names: int) -> list[int]:
+    return torch.bincount(numbers[numbers >= 0], minlength=num_names).tolist()
 
 
 def _contents(images: Tensor) -> list[int]:
