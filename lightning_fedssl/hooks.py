@@ -65,7 +65,7 @@ class Hooks:
         return partial(self.call, hook) if self.listeners[hook] else None
 
     def call_in_turn(self, calls: Sequence[Call], last: tuple[type[Callback], ...]) -> None:
-        """Call several hooks: first all of most callbacks, then all of those that come last.
+        """Call several hooks of most callbacks, and then the same hooks of those that come last.
 
         Args:
             calls: The hooks in order.

@@ -225,8 +225,8 @@ def paired_work(
     independently at every step.
 
     A batch is drawn uniformly without replacement. A client with fewer images of a kind than a
-    batch takes all of them; with none, its batches have no such tensors, and with none of both
-    kinds it makes no step. All views are weak.
+    batch takes all of them. Without images of one kind its batches lack their tensors, and without
+    any images it makes no step. All views are weak.
 
     Args:
         data: The client's data.

@@ -94,8 +94,10 @@ class Federation(Protocol):
         """
 
     def reachable(self, clients: Sequence[int]) -> Sequence[int]:
-        """Those of some clients that a message of the server reaches now: all of them in a
-        simulation.
+        """The clients, out of these, that a message of the server reaches now: in a simulation all.
+
+        Args:
+            clients: Their numbers.
         """
 
     def moments(
@@ -115,13 +117,13 @@ class Federation(Protocol):
 
     def accepted_moments(self, moments: Mapping[int, LayerMoments]) -> LayerMoments:
         """The moments of all parties together, as the rules of ``trainer.updates`` judge and
-        combine them; every rank must call it with those of all.
+        combine them. Every rank must call it.
 
         Args:
-            moments: Those of each party.
+            moments: The moments of each party, of all ranks.
 
         Returns:
-            Those of all; empty if none is accepted.
+            The combined moments by layer; empty if none is accepted.
         """
 
     def validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:

@@ -39,8 +39,8 @@ class ServerState:
     Attributes:
         parameters: The global weights by name.
         buffers: The global model's buffers by name (normalisation statistics and the like).
-        personal: The server's own personal weights and buffers by name, which clients do not
-            receive but as the first of their own.
+        personal: The server's own personal weights and buffers by name. Clients do not receive
+            them, except as the first values of their own.
         version: Counts the changes of the model, so that values derived from it are computed once.
         extra: Further states that a method stores at the server, by name.
         last_broadcast_version: The version that all clients have downloaded already, to compute the

@@ -107,7 +107,7 @@ class Task(ABC):
         return targets.shape[1] if targets.dim() == 2 else 1
 
     def advice(self, targets: Tensor) -> str:
-        """What training targets ``(N, *entries)`` make hard, and the remedy; empty for nothing."""
+        """What makes training targets ``(N, *entries)`` hard to learn, and the remedy; or empty."""
         return ""
 
     def missing(self, count: int, like: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class Task(ABC):
 
     @abstractmethod
     def strata(self, targets: Tensor, num_classes: int) -> Tensor:
-        """The class by which partition, balance and validation see each sample.
+        """The class that partition, balance and validation take each sample to have.
 
         Returns:
             ``(N,)`` int64, -1 for a sample without a known target.

@@ -27,7 +27,7 @@ v only. Labelled and unlabelled images are one forward pass. They are augmented 
 The paper does not state three things: the final alpha_0 (here 1), whether the "first 50 epochs" of
 its ramp are local epochs (here yes), and which alpha_0 Eq. 8 uses during the ramp. Here Eq. 8 uses
 the final value from the second round on. The value of the ramp is below alpha_1 for most of the
-ramp, so that each round would flatten the labels further, and the accuracy falls (docs/results.md).
+ramp: each round would flatten the labels further, and the accuracy would fall (docs/results.md).
 In the first round alpha_0 is 0, and v is uniform; with alpha_1 = 0, v is the prediction of the
 untrained network.
 

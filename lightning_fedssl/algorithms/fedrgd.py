@@ -34,8 +34,8 @@ Deviations from the authors' code:
   own label.
 
 With ``regroup: slots``, labels at the clients and no server model, one user of each group restarts
-from w_avg, as in the code: the user of the group's first slot, in the last group of the last slot.
-Without it the groups would not influence each other.
+from w_avg, as in the code: the user of the group's first slot, but of the last slot in the last
+group. Otherwise the groups would not influence each other.
 
 The mean w_avg can be accurate although every group mean predicts a single class;
 ``pseudo_label/confident_accuracy``, of labels by the group means, shows it.
@@ -220,7 +220,8 @@ class FedRGD(SlotAlgorithm):
     def _divide(self) -> None:
         """Divide the cohort at random.
 
-        A user starts from the group that it was in, a new one from a random group.
+        A user starts from the mean of the group that it was in before, a new user from that of a
+        random group.
         """
         draw = sampling.rng(sampling.global_seed(), "groups", self.current_round.index)
         random_start = draw.permutation(self.group_of_slot).tolist()

@@ -175,5 +175,5 @@ class FixMatch(FedAvg):
 
 
 def _shift(batch: Batch) -> list[Tensor]:
-    """The shift of a batch of a client that has stated its class shares, and else nothing."""
+    """The shift of a batch whose client has stated its class shares; else an empty list."""
     return [batch["shift"]] if "shift" in batch else []

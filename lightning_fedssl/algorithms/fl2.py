@@ -166,7 +166,7 @@ class FL2(GlobalLabels):
         return loss + (divergences * batch["sure"]).mean()
 
     def payload_limits(self, update: ClientUpdate) -> Mapping[str, tuple[Any, Any]]:
-        """A mean of probabilities."""
+        """The learning status is a mean of probabilities, from 0 to 1."""
         return {"status": (0, 1)}
 
     def client_weight(self, update: ClientUpdate) -> float:

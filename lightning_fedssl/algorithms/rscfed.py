@@ -18,12 +18,13 @@ M rounds here are one synchronisation round of the paper. In each, K clients
 
 As the code has it: the distance is the sum of the norms of all tensors; beta is lower where a
 labelled client is in the draw; a factor raises a labelled client's n_i in the first average, and
-once more in the second one. (The published code reads there an option ``un_dist`` that it does not
-define; this is what it computes with the option empty. With ``avg``, which its instructions of
-March 2022 gave, the factor acts in the second average alone: a labelled client of five equal ones
-then has 0.6 of it, here 0.9.) Its lower rate for unlabelled clients, 0.021 against 0.03, is here
-part of lambda_u: 0.02 * 0.7; weight decay and clipped gradients are not. The code starts from a
-model that was trained on the labelled clients: ``warmup_rounds``, or ``init_from``.
+once more in the second one. (The published code reads an option ``un_dist`` that it does not
+define; this is what it computes with the option empty. Its instructions of March 2022 set it to
+``avg``: then the factor acts in the second average alone, and one labelled client out of five
+otherwise equal ones has a weight of 0.6, here of 0.9.) Its lower rate for unlabelled clients, 0.021
+against 0.03, is here part of lambda_u: 0.02 * 0.7; weight decay and clipped gradients are not. The
+code starts from a model that was trained on the labelled clients: ``warmup_rounds``, or
+``init_from``.
 """
 
 from __future__ import annotations
@@ -157,8 +158,8 @@ class RSCFed(FederatedAlgorithm):
 
     @torch.no_grad()
     def teacher_follows(self) -> None:
-        """One step of the moving average, of the weights alone: buffers stay those of the first
-        received model.
+        """One step of the moving average of the weights. Buffers stay those of the model that the
+        client received first.
         """
         steps = self.teacher.get_buffer("steps")
         decay = (1 - 1 / (steps + 1)).clamp(max=self.teacher_decay)

@@ -62,7 +62,7 @@ class SCAFFOLD(FedAvg):
         )
 
     def on_round_start(self) -> None:
-        """Begin with c = 0; refuse a learning rate of 0, by which c_i' divides."""
+        """Begin with c = 0; refuse a learning rate of 0, because c_i' is divided by it."""
         self.server.extra.setdefault("c", map_values(torch.zeros_like, self.server.parameters))
         moves = self.current_round.client_lr > 0
         remedy = "c_i' divides by it; end model.schedule above 0"
@@ -101,7 +101,7 @@ class SCAFFOLD(FedAvg):
         return map_values(torch.sub, moved, self.server.extra["c"])
 
     def payload_limits(self, update: ClientUpdate) -> Mapping[str, tuple[Any, Any]]:
-        """What follows from y, which the server has."""
+        """The change of a variate follows from y, which the server has: no other is possible."""
         change = add_prefix("c.", self.change_of(update))
         return {name: (t, t) for name, t in change.items()}
 

@@ -15,7 +15,7 @@ A round is one step of gradient descent on all samples of the federation:
 
 The mean of gradients is that of the pooled data, however these are partitioned: skewed clients do
 no harm. Predictions are not aligned with the class shares of the labels: labels that were collected
-class by class do not tell those of the clients.
+class by class do not tell how frequent the classes are at the clients.
 
 A client that knows its own shares (``data.class_shares``) draws its probabilities to them: its
 labels are ``y = softmax(logits + shift)``, with the shift by which the mean of y is the shares

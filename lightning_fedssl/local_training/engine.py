@@ -41,9 +41,13 @@ On one NVIDIA H200 a step of ten clients with 31,000 (SemiFL) takes 13 ms stacke
 
 
 FEWEST, CPU_STACK = 20, 25
-"""Clients of a round from which on ``auto`` stacks on a CPU, and the most in a stack. One rank
-trains a stack: of fewer clients two ranks are as fast one after another, and stacks of 50 gain no
-more (1.36 and 1.41 times the tight loop of benchmarks/run.py, of which one by one 2.2)."""
+"""The smallest number of clients of a round that ``auto`` stacks on a CPU, and the largest number
+in a stack.
+
+One rank trains a stack, so with fewer clients two ranks that train one after another are as fast.
+Stacks of 50 gain no more than those of 25: they take 1.36 and 1.41 times as long as the tight loop
+of benchmarks/run.py, clients one by one 2.2 times.
+"""
 
 SMALL = 400_000
 """Up to so many weights times images of a batch, and so many numbers in all images of a client,
@@ -84,8 +88,8 @@ class LocalTraining:
         """The clients that one rank must train together; on a CPU a function of the round's clients
         alone.
 
-        On other devices each client is on its own here, and the clients of a rank are stacked: all
-        ranks have work.
+        On other devices each client is a stack here, so that all ranks get work; the clients that a
+        rank gets are then stacked.
 
         Args:
             clients: The clients of the round, in drawn order.
@@ -215,9 +219,7 @@ def cpu_stack_size(algorithm: FederatedAlgorithm, data: LocalData, numbers: Sequ
 
 
 def cuda_stack_size(clients: Iterable[LocalData]) -> int:
-    """The clients that ``auto`` stacks on a CUDA device: ten, or one.
-
-    One where batches are large.
+    """The clients that ``auto`` stacks on a CUDA device: ten, or one where batches are large.
 
     Args:
         clients: The data of the clients of a rank.

@@ -2,8 +2,8 @@
 CPU.
 
 Layers that draw random numbers, such as dropout, draw them from torch's generators, which are
-seeded for each party and round. Stacked clients share one stream, so their masks are others than
-those of sequential training.
+seeded for each party and round. Stacked clients share one stream, so their dropout masks differ
+from those of sequential training.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class ClientPhase:
         observer: Is called at every start and end.
         max_steps: Steps of a client at most; None for no limit.
         server: What the clients receive; the algorithm on this machine if left out.
-        batch_ended: Called after each step of a client, if somebody listens; then clients that
-            train without the server are not stacked.
+        batch_ended: Called after each step of a client; None if no callback overrides the hook.
+            With it, clients are stacked in split learning alone.
     """
 
     algorithm: FederatedAlgorithm
@@ -327,7 +327,8 @@ class Loop:
 
 @contextmanager
 def recording(algorithm: FederatedAlgorithm, values: Values) -> Iterator[None]:
-    """Take what the algorithm logs inside back from the scalars of the round: a step returns it.
+    """Collect what the algorithm logs inside, so that a step can return it; the scalars of the
+    round do not get it here.
 
     Args:
         algorithm: The method of the run.

@@ -56,7 +56,7 @@ class StackMemory:
         Args:
             phase: What they are trained with.
             clients: The clients that train.
-            size: The clients of this stack with those that skip the round.
+            size: The number of clients of this stack, those that skip the round included.
         """
         kind = clients[0].data.images.device.type
         fused = all(group.get("fused") for group in phase.optimizer.param_groups)
@@ -209,7 +209,9 @@ class QueuedClients:
         self._stepped(row)
 
     def _stepped(self, row: int) -> None:
-        """A client has made a step; its last one is followed by others' in its row."""
+        """A client has made a step. After its last one its tensors are copied, because further
+        steps of all rows change them.
+        """
         self.at[row] += 1
         if self.at[row] == self.clients[row].work.num_steps:
             result = clone_state(self.rows.of[row])

@@ -12,8 +12,8 @@ On a CUDA device steps that can be recorded are made by
 :mod:`~lightning_fedssl.local_training.stack_memory` instead.
 
 ``training_step`` must not change attributes of its modules, because stacked clients share them;
-weights and buffers are each client's own. A weight that only some clients' batches reach has a
-gradient of 0 for the others, which momentum and weight decay move.
+weights and buffers are each client's own. Where the loss of one client depends on a weight and that
+of another does not, the other's gradient of it is 0, not None: its momentum and weight decay go on.
 """
 
 from __future__ import annotations

@@ -133,8 +133,10 @@ class RunFederation(Federation):
         run.hooks.call("on_server_phase_end")
 
     def _take_working_module(self, which: Callable[[str], bool] = lambda name: True) -> None:
-        """Make the weights and buffers of the working module, or some of them, those of the global
-        model.
+        """Copy the weights and buffers of the working module, or some of them, to the global model.
+
+        Args:
+            which: Whether a tensor of this name is copied.
         """
         server = self.run.algorithm.server
         tensors = tensors_of(self.run.algorithm)

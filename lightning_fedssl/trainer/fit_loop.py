@@ -32,7 +32,7 @@ from lightning_fedssl.trainer.federation import RunFederation
 _log = logging.getLogger(__name__)
 
 _OF_A_STEP = {"client/loss", "client/refused"}
-"""Scalars of which a round has one at least if a client has made a step."""
+"""What a client's step logs: a round in which a client has made a step has at least one of them."""
 
 
 def fit(run: Run, federation: RunFederation, on_ready: Callable[[], object]) -> Metrics:
@@ -109,9 +109,7 @@ def fit(run: Run, federation: RunFederation, on_ready: Callable[[], object]) -> 
 
 
 def forget_earlier_run(run: Run) -> None:
-    """Reset what all but the model's weights remember of an earlier run, before a checkpoint is
-    loaded.
-    """
+    """Forget all of an earlier run but the model's weights, before a checkpoint is loaded."""
     run.reset()
     for callback in run.hooks.callbacks:  # Lightning's own keep their state, as in Lightning
         if isinstance(callback, FederatedCallback):

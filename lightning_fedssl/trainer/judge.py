@@ -47,8 +47,8 @@ class Judge:
         outcomes: What became of the clients of the round so far; with several ranks each has those
             of all once the updates are exchanged.
         received: By client, the broadcast that it has trained from, until its update is judged.
-        client_seconds: Seconds in which this rank trained the clients of the last round that
-            trained any.
+        client_seconds: Seconds that this rank took to train its clients, in the last round in which
+            clients were trained.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Judge:
         return self.rules.combined(self.judged(updates))
 
     def judged(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
-        """Those of all ranks that the server accepts.
+        """The updates of all ranks that the server accepts, in the order of the cohort.
 
         An update is judged as soon as it is there. It waits, as a copy on the CPU, if other ranks
         train, or if a rule holds it.

@@ -60,7 +60,7 @@ CheckpointPath = str | Path | None
 
 
 _VALUES = ("last", "metrics", "rounds", "total_bytes")
-"""The attributes of its scalars that the process that called a command takes over."""
+"""What the calling process takes over of the scalars of a command that other processes ran."""
 
 
 class FederatedTrainer(LightningNames, metaclass=NamesKeys):

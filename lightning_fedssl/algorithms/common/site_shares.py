@@ -20,9 +20,9 @@ _PASS = 250
 def shifted(algorithm: FederatedAlgorithm, data: LocalData, logits: Tensor) -> Tensor:
     """Logits whose mean probabilities are the client's shares; unchanged if it has stated none.
 
-    Shares that are not exact are corrected by what the model that the client receives first
-    predicts. They are kept: corrected anew in each round, they would pull the model a part of the
-    way each time, and have all of their error in the end.
+    Shares that are not exact are corrected once, by what the first model that the client receives
+    predicts, and then kept. If they were corrected in every round, each round would pull the model
+    further towards them, and in the end it would have their whole error.
 
     Args:
         algorithm: Has the client's state.
