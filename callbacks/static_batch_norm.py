@@ -195,7 +195,7 @@ class StaticBatchNorm(FederatedCallback):
         """
         parties = range(sampling.SERVER, trainer.datamodule.num_clients)
         weights = add_prefix("for statistics ", sizes_of(algorithm.server.parameters))
-        mine = {}
+        moments_of_rank = {}
         of_this_rank = parties[trainer.global_rank :: trainer.world_size]
         clients = [party for party in of_this_rank if party != sampling.SERVER]
         for client in algorithm.federation.reachable(clients):
@@ -204,13 +204,17 @@ class StaticBatchNorm(FederatedCallback):
         present = [party for party in of_this_rank if party not in lost]
         for party, moments in algorithm.federation.moments(present, self.batch_size):
             if moments:
-                mine[party] = moments
+                moments_of_rank[party] = moments
             if party != sampling.SERVER:
                 self._transfer(trainer, party, "up", _sizes_of_moments(moments))
-        sent = move_data_to_device(mine, torch.device("cpu")) if trainer.world_size > 1 else mine
-        of_all = ChainMap(*trainer.gather(sent))
-        everyone = {party: of_all[party] for party in parties if party in of_all}
-        moved: dict[int, LayerMoments] = move_data_to_device(everyone, trainer.fabric.device)
+        on_cpu = (
+            move_data_to_device(moments_of_rank, torch.device("cpu"))
+            if trainer.world_size > 1
+            else moments_of_rank
+        )
+        of_all = ChainMap(*trainer.gather(on_cpu))
+        in_order = {party: of_all[party] for party in parties if party in of_all}
+        moved: dict[int, LayerMoments] = move_data_to_device(in_order, trainer.fabric.device)
         return moved
 
     def _transfer(

@@ -98,7 +98,6 @@ def _sizes(trainer: FederatedTrainer) -> dict[str, int]:
     algorithm.set_learning_rates([trainer.client_optimizer], 1, trainer.max_rounds)
     run.round = algorithm.current_round = replace(new_round(run, 1), cohort=cohort)
     algorithm.on_round_start()
-    sent = sequential.Sent.of(algorithm)
     if isinstance(algorithm, JointAlgorithm):
         return {n: t.nbytes for n, t in tensors_of(algorithm).items() if algorithm.at_clients(n)}
     for weight in algorithm.parameters():
@@ -109,7 +108,7 @@ def _sizes(trainer: FederatedTrainer) -> dict[str, int]:
     sizes = dict[str, int]()
     for data in map(trainer.local_data, trainer.cohort):
         work = phase.start(data)
-        update = sent.update(tensors_of(algorithm), data, work)
+        update = phase.update(tensors_of(algorithm), data, work)
         algorithm.clients.put(algorithm.state_owner(data.party), "optimizer", momentum)
         if work.num_steps:  # a client without steps, as before the first confident label, ends nothing
             with algorithm.clients.stage(data.party):

@@ -89,18 +89,18 @@ class ClientsOfAnotherDomain(Partition):
     def __init__(self, of: Partition, server_images: int = 300, tail: float = 1.0) -> None:
         self.of, self.server_images, self.tail = of, server_images, tail
 
-    def split(self, asked: SplitRequest, generator: Generator) -> FederatedSplit:
+    def split(self, request: SplitRequest, generator: Generator) -> FederatedSplit:
         """Draws the labelled images, and divides the clients'; see the base class."""
-        share = self.tail ** (asked.labels.clamp_min(0) / (asked.num_classes - 1))
+        share = self.tail ** (request.labels.clamp_min(0) / (request.num_classes - 1))
         kept = torch.from_numpy(generator.random(len(share))) < share
-        labels = asked.labels.where(kept, -1)
+        labels = request.labels.where(kept, -1)
         is_first = torch.arange(len(labels)) < self.server_images
-        of_server = replace(asked, labels=labels.where(is_first, -1), num_clients=1)
+        of_server = replace(request, labels=labels.where(is_first, -1), num_clients=1)
         server = Iid().split(of_server, generator).server_labeled
         pool = (~is_first & (labels >= 0)).nonzero().flatten()
-        parts = self.of.assign(labels[pool], asked.num_clients, asked.num_classes, generator)
+        parts = self.of.assign(labels[pool], request.num_clients, request.num_classes, generator)
         clients = [ClientIndices(server[:0], pool[part].sort().values) for part in parts]
-        return FederatedSplit(asked.seed, server, clients)
+        return FederatedSplit(request.seed, server, clients)
 
 
 def another_camera(images: Tensor) -> Tensor:

@@ -325,12 +325,12 @@ class FederatedAlgorithm(_Attributes, metaclass=NamesKeys):
         """
         names = ("schedule", "gradient_clip_norm", "init_from", "init_except", "init_head")
         shared = {name: getattr(method, name) for name in names}
-        made = cls(network=nn.Identity, freeze=method.freeze_patterns, **shared, **others)
+        other = cls(network=nn.Identity, freeze=method.freeze_patterns, **shared, **others)
         # Not as arguments: the constructor copies those, and a parser's factories cannot be copied.
-        vars(made)["network_factory"] = method.network_factory
-        made.optimizer, made.server_optimizer = method.optimizer, method.server_optimizer
-        made.hparams["network"] = method.hparams["network"]
-        return made
+        vars(other)["network_factory"] = method.network_factory
+        other.optimizer, other.server_optimizer = method.optimizer, method.server_optimizer
+        other.hparams["network"] = method.hparams["network"]
+        return other
 
     def anew(self) -> FederatedAlgorithm:
         """The same method before a run, to train it again on other samples (``LabelsAlone``).

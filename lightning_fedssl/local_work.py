@@ -104,18 +104,18 @@ def epochs_of(
     steps_per_epoch, num_steps = _steps(count, batch_size, epochs, steps)
     visited = min(count, steps_per_epoch * batch_size)
     order = lru_cache(maxsize=1)(order)  # parts of an epoch share it
-    made = range(0)
+    chunk = range(0)
     batches = []
 
     def batch(step: int) -> Batch:
-        nonlocal made, batches
-        if step not in made:
-            made = _chunk_of(step, batch_size, steps_per_epoch, visited, data.chunk)
+        nonlocal chunk, batches
+        if step not in chunk:
+            chunk = _chunk_of(step, batch_size, steps_per_epoch, visited, data.chunk)
             # No views that no step needs.
-            made = range(made.start, max(min(made.stop, num_steps), step + 1))
-            visits = Visits(tuple(_spans(made, batch_size, steps_per_epoch, visited)))
+            chunk = range(chunk.start, max(min(chunk.stop, num_steps), step + 1))
+            visits = Visits(tuple(_spans(chunk, batch_size, steps_per_epoch, visited)))
             batches = _split(make_batch(visits.select(order), visits), batch_size, visits)
-        return batches[step - made.start]
+        return batches[step - chunk.start]
 
     return LocalWork(
         count if num_steps else 0, num_steps, batch, pseudo_labels, epoch_steps=steps_per_epoch
@@ -248,8 +248,8 @@ def paired_work(
     def unlabeled_batch(rows: Tensor, visits: Visits) -> Batch:
         start = visits.spans[0].start
         positions = torch.arange(start, start + len(rows), device=rows.device)
-        beside = unlabeled(rows, positions // rows_u.shape[1]) if unlabeled else {}
-        return {"u": data.weak(data.unlabeled[rows], "unlabeled", start=start), **beside}
+        further = unlabeled(rows, positions // rows_u.shape[1]) if unlabeled else {}
+        return {"u": data.weak(data.unlabeled[rows], "unlabeled", start=start), **further}
 
     work = side_by_side(
         one_pass(data, labeled_batch, rows_x.flatten(), rows_x.shape[1]),

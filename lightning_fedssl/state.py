@@ -55,7 +55,7 @@ class ServerState:
     last_broadcast_version: int = -1
 
     @classmethod
-    def of(
+    def from_module(
         cls,
         module: nn.Module,
         local_modules: Collection[str] = (),

@@ -125,9 +125,9 @@ class FedAvg(ServerPhases):
         """
         if self.prox_mu == 0:
             return loss
-        sent = self.server.parameters
-        weights = select(dict(self.named_parameters()), starting_with("network.", sent))
-        before = [sent[name] for name in weights]
+        global_weights = self.server.parameters
+        weights = select(dict(self.named_parameters()), starting_with("network.", global_weights))
+        before = [global_weights[name] for name in weights]
         return loss + self.prox_mu * proximal_term(weights.values(), before)
 
 

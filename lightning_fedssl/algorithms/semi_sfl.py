@@ -134,7 +134,7 @@ class SemiSFL(SplitTraining):
         self.log("server/cross_entropy", loss, batch_size=len(batch["y"]))
         with torch.no_grad():
             teacher = self.teacher_bottom(batch["x_key"])
-            keys = References.of(F.normalize(self.teacher["head"](teacher)), batch["y"])
+            keys = References.all_valid(F.normalize(self.teacher["head"](teacher)), batch["y"])
         if self.supervised_contrastive:
             references = References.cat(keys, self._queued(self.supervised_queue))
             z = F.normalize(self.head(features))
@@ -150,7 +150,7 @@ class SemiSFL(SplitTraining):
         student, teacher = (features[name].flatten(0, 1) for name in ("student", "teacher"))
         with torch.no_grad():
             pseudo = pseudo_label(self.teacher_top(teacher), self.threshold)
-            keys = References.of(
+            keys = References.all_valid(
                 F.normalize(self.teacher["head"](teacher)), pseudo.labels, pseudo.mask
             )
         losses = consistency_losses(self.network.top(student), pseudo)

@@ -62,7 +62,7 @@ class Supervised(FederatedAlgorithm):
         checks.at_least(self, 1, "server_steps")
 
     @classmethod
-    def of(cls, method: FederatedAlgorithm, server_steps: int) -> Supervised:
+    def bound_of(cls, method: FederatedAlgorithm, server_steps: int) -> Supervised:
         """The bound of a method: the same network, initial weights, server's optimizer, schedule
         and view.
 
@@ -82,7 +82,7 @@ class Supervised(FederatedAlgorithm):
             method: The method of a run.
         """
         if method.init_head == "labels" and trains_head_alone(method.network):
-            answer = cls.of(method, 1)
+            answer = cls.bound_of(method, 1)
             answer.server_steps, answer.server_epochs = None, 0
             return answer
         return cls(network=partial(MLP, hidden=()), init_head="labels", server_epochs=0)

@@ -141,7 +141,7 @@ class ClassShares:
     def _row(self, values: Mapping[Any, Any], where: str = "") -> SiteShares:
         return read_row(values, self._names, bool(self._options["rough"]), where)
 
-    def of(
+    def of_clients(
         self,
         clients: int,
         client_names: Sequence[str],

@@ -422,7 +422,7 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
         if self.source is not None and self.num_labels != "all" and self.num_labels < labels:
             used = f"{self.num_labels} of {labels:,} (data.num_labels: all takes them all)"
             self.reading.facts["labels used"] = used
-        asked = SplitRequest(
+        request = SplitRequest(
             rows.available,
             len(self.strata_names),
             self.num_clients,
@@ -433,12 +433,12 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
             rows.without_label,
         )
         rule = self.partition
-        split = rule.split(asked, sampling.rng(seed, "partition"))
+        split = rule.split(request, sampling.rng(seed, "partition"))
         if len(rows.without_label):
             generator = sampling.rng(seed, "partition", "without label")
-            split = rule.add_unlabeled(split, asked, generator)
-        rule.check(split, asked)
-        self._assign(split, asked.in_federation)
+            split = rule.add_unlabeled(split, request, generator)
+        rule.check(split, request)
+        self._assign(split, request.in_federation)
 
     def _assign(self, split: FederatedSplit, used: Tensor) -> None:
         """Takes a partition; ``used`` ``(N,)`` marks the images of the federation."""
@@ -475,7 +475,7 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
             raise ValueError("data.class_shares is for samples of one class each; leave it out")
         stated = ClassShares(self.class_shares, self.class_names)
         count = partial(true_counts, self._train.labels, self._clients, self.num_classes)
-        self.shares = stated.of(self.num_clients, self.client_names, count, self.split.seed)
+        self.shares = stated.of_clients(self.num_clients, self.client_names, count, self.split.seed)
         self.stated = stated
         self.reading.facts["class shares"] = stated.text
 

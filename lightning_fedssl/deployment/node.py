@@ -269,13 +269,19 @@ class Node:
         _log.info(", ".join(parts))
         stored = algorithm.clients.state_dict().get(client, {})
         at_server = getattr(algorithm, "server_keeps", ())
-        here = {name: t for name, t in stored.items() if name.partition(".")[0] not in at_server}
-        self._save(f"{number}-state", here)
+        client_state = {
+            name: t for name, t in stored.items() if name.partition(".")[0] not in at_server
+        }
+        self._save(f"{number}-state", client_state)
         values = {"client": client, "round": number, "num_samples": samples, "num_steps": steps}
-        sent: State = {}
+        tensors_to_send: State = {}
         if update:
-            sent = {**update.parameters, **update.buffers, **named_payload(update.payload)}
-        return to_records(sent, values, scalars if self.send_scalars else {})
+            tensors_to_send = {
+                **update.parameters,
+                **update.buffers,
+                **named_payload(update.payload),
+            }
+        return to_records(tensors_to_send, values, scalars if self.send_scalars else {})
 
     def _begin_round(self, round_index: int, model: State) -> None:
         """Prepare the algorithm for a client in a round: the received model becomes the global

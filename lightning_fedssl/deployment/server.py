@@ -177,13 +177,15 @@ class Nodes:
         the deadline.
         """
         nodes = self.connected()
-        sent = {}
+        messages = {}
         for client, order in select(orders, nodes).items():
-            sent[client] = Message(order, nodes[client], _TYPES[kind], ttl=self.deadline)
+            messages[client] = Message(order, nodes[client], _TYPES[kind], ttl=self.deadline)
         answers = (
-            self.grid.send_and_receive(list(sent.values()), timeout=self.deadline) if sent else ()
+            self.grid.send_and_receive(list(messages.values()), timeout=self.deadline)
+            if messages
+            else ()
         )
-        clients = {message.metadata.message_id: client for client, message in sent.items()}
+        clients = {message.metadata.message_id: client for client, message in messages.items()}
         return {clients[answer.metadata.reply_to_message_id]: answer for answer in answers}
 
 

@@ -19,9 +19,9 @@ def gather(fabric: Fabric, value: Any) -> list[Any]:
     """
     if fabric.world_size == 1:
         return [value]
-    everyone = [None] * fabric.world_size
-    torch.distributed.all_gather_object(everyone, value)
-    return everyone
+    values = [None] * fabric.world_size
+    torch.distributed.all_gather_object(values, value)
+    return values
 
 
 def gather_rows(
@@ -36,11 +36,13 @@ def gather_rows(
     """
     parts = gather(fabric, {name: (t.shape[1:], t.dtype) for name, t in rows.items()})
     layout = next(part for part in parts if part)
-    everyone = {}
+    of_all_ranks = {}
     for name, (shape, dtype) in layout.items():
         padded = torch.zeros(max(counts), *shape, dtype=dtype, device=fabric.device)
         if name in rows:
             padded[: len(rows[name])] = rows[name].detach()
         gathered = cast(Tensor, fabric.all_gather(padded))
-        everyone[name] = torch.cat([gathered[rank, :count] for rank, count in enumerate(counts)])
-    return everyone
+        of_all_ranks[name] = torch.cat(
+            [gathered[rank, :count] for rank, count in enumerate(counts)]
+        )
+    return of_all_ranks

@@ -27,10 +27,10 @@ class References(NamedTuple):
     valid: Tensor
 
     @classmethod
-    def of(cls, keys: Tensor, labels: Tensor, confident: Tensor | None = None) -> References:
+    def all_valid(cls, keys: Tensor, labels: Tensor, confident: Tensor | None = None) -> References:
         """References that are all valid; by default, all are confident."""
-        everyone = torch.ones_like(labels, dtype=torch.bool)
-        return cls(keys, labels, everyone if confident is None else confident, everyone)
+        all_true = torch.ones_like(labels, dtype=torch.bool)
+        return cls(keys, labels, all_true if confident is None else confident, all_true)
 
     @classmethod
     def cat(cls, *parts: References) -> References:

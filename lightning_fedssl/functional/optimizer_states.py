@@ -89,9 +89,9 @@ def set_learning_rate(optimizer: Optimizer, factor: float) -> None:
 def like(template: Optimizer, tensors: Sequence[Tensor], state: State) -> Optimizer:
     """An optimizer of the same class and settings over other tensors, with a copy of a state."""
     remaining = iter(tensors)
-    made = _remade(template, lambda weights: list(islice(remaining, len(weights))))
-    load_optimizer_state(made, state)
-    return made
+    optimizer = _remade(template, lambda weights: list(islice(remaining, len(weights))))
+    load_optimizer_state(optimizer, state)
+    return optimizer
 
 
 def part_of(template: Optimizer, ids: Container[int]) -> Optimizer:

@@ -139,11 +139,11 @@ class LocalTraining:
                 "trainer.precision: split learning needs one that scales no loss, such as "
                 "bf16-mixed"
             )
-        everyone = [*chain.from_iterable(stacks)]
-        stacks = self._stacks_of_rank(stacks, phase.fabric.device, len(everyone))
+        clients = [*chain.from_iterable(stacks)]
+        stacks = self._stacks_of_rank(stacks, phase.fabric.device, len(clients))
         if any(len(stack) > 1 for stack in stacks) and not self._may_stack(phase):
-            stacks = [[client] for client in everyone]
-        with room_for(len(everyone), phase.fabric):
+            stacks = [[client] for client in clients]
+        with room_for(len(clients), phase.fabric):
             return split_learning.train_jointly(phase, stacks)
 
     def _stacks_of_rank(

@@ -244,17 +244,17 @@ class _ClientRows:
     Args:
         fabric: The ranks.
         cohort: The clients in order.
-        mine: This rank's clients that train.
+        of_this_rank: This rank's clients that train.
     """
 
-    def __init__(self, fabric: Fabric, cohort: Sequence[int], mine: Sequence[int]) -> None:
+    def __init__(self, fabric: Fabric, cohort: Sequence[int], of_this_rank: Sequence[int]) -> None:
         self.fabric = fabric
-        self.by_rank: list[list[int]] = collectives.gather(fabric, list(mine))
-        everyone = [*chain.from_iterable(self.by_rank)]
-        self.total = len(everyone)
-        self._clients = [client for client in cohort if client in everyone]
-        self.of_this_rank = list(map(self._clients.index, mine))
-        order = list(map(everyone.index, self._clients))
+        self.by_rank: list[list[int]] = collectives.gather(fabric, list(of_this_rank))
+        gathered = [*chain.from_iterable(self.by_rank)]
+        self.total = len(gathered)
+        self._clients = [client for client in cohort if client in gathered]
+        self.of_this_rank = list(map(self._clients.index, of_this_rank))
+        order = list(map(gathered.index, self._clients))
         self._order = torch.tensor(order, dtype=torch.int64, device=fabric.device)
         self._of_this_rank = torch.tensor(
             self.of_this_rank, dtype=torch.int64, device=fabric.device
@@ -283,9 +283,9 @@ class _ClientRows:
         """Rows of the clients that are not excluded, with rows of zeros for the others."""
         if len(self.present) == self.total:
             return rows
-        everyone = rows.new_zeros(self.total, *rows.shape[1:])
-        everyone[self.present] = rows
-        return everyone
+        of_all = rows.new_zeros(self.total, *rows.shape[1:])
+        of_all[self.present] = rows
+        return of_all
 
     def gather(self, parts: Sequence[State]) -> State:
         """The features of all clients, ``(clients, batch, ...)``, in the cohort's order.

@@ -69,14 +69,14 @@ class StackedStep:
         """
         leaves = self.leaves
         rest = self.rest
-        if everyone := len(rows) == len(next(iter(leaves.values()))):
+        if all_rows := len(rows) == len(next(iter(leaves.values()))):
             index: Any = slice(None)
         else:
             index = torch.tensor(rows, device=next(iter(leaves.values())).device)
             leaves = {name: t[index] for name, t in leaves.items()}
             rest = {name: t[index] for name, t in rest.items()}
         losses, values, replaced = self._losses(leaves, rest, batch, number)
-        for name, new in (replaced if everyone else {**rest, **replaced}).items():
+        for name, new in (replaced if all_rows else {**rest, **replaced}).items():
             self.rest[name][index] = new.detach()
         return [(losses, "client/loss", len(next(iter(batch.values()))[0])), *values]
 

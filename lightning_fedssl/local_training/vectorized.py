@@ -158,8 +158,10 @@ class StackedClients:
         names = {id(p): name for name, p in weights if is_own(name)}
         self.template = part_of(phase.optimizer, names)
         self.order = [names[id(p)] for p in weights_of(self.template)]
-        theirs = set(filter(is_own, clients[0].received))
-        self.tensors = stack_states([select(client.received, theirs) for client in clients])
+        names_of_tensors = set(filter(is_own, clients[0].received))
+        self.tensors = stack_states(
+            [select(client.received, names_of_tensors) for client in clients]
+        )
         states = [phase.kept_optimizer_state(client.data.party) for client in clients]
         self.optimizer_state = stacked_state(self.template, states)
 

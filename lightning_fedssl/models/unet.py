@@ -57,8 +57,8 @@ class UNet(Network):
         for index, down in enumerate(self.down):
             x = down(max_pool(x) if index else x)
             maps.append(x)
-        for beside, up in zip(maps[-2::-1], [*self.up][::-1], strict=True):
-            larger = F.interpolate(x, size=beside.shape[-2:], mode="nearest")
-            x = up(torch.cat([beside, larger], dim=1))
+        for same_size, up in zip(maps[-2::-1], [*self.up][::-1], strict=True):
+            larger = F.interpolate(x, size=same_size.shape[-2:], mode="nearest")
+            x = up(torch.cat([same_size, larger], dim=1))
         logits: Tensor = self.classifier(x)
         return logits

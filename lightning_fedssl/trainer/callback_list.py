@@ -172,13 +172,14 @@ def _has_state(callback: Callback) -> bool:
 
 def _check_hooks(callback: Callback) -> None:
     """Refuse a hook that is misspelt; warn of Lightning's hooks that are never called here."""
-    mine = type(callback).__name__
+    class_name = type(callback).__name__
     base = UpdateRule if isinstance(callback, UpdateRule) else FederatedCallback
     for name in hooks_of(type(callback)):
         if not hasattr(base, name):
             meant = difflib.get_close_matches(name, hooks_of(base), 1)
             raise ValueError(
-                f"trainer.callbacks: {mine} has a method {name}, and there is no hook of that name"
+                f"trainer.callbacks: {class_name} has a method {name}, and there is no hook of "
+                "that name"
                 + (f"; did you mean {meant[0]}?" if meant else "; see lightning_fedssl.callback")
             )
         if (
@@ -186,7 +187,9 @@ def _check_hooks(callback: Callback) -> None:
             and hasattr(Callback, name)
             and overrides(callback, name, base)
         ):
-            _log.warning("callback %s overrides %s, which a federated run never calls", mine, name)
+            _log.warning(
+                "callback %s overrides %s, which a federated run never calls", class_name, name
+            )
 
 
 def choose(*groups: Iterable[Callback]) -> list[Callback]:

@@ -155,8 +155,8 @@ class Judge:
             return of_this_rank
         clients = self.algorithm.clients
         rank = self.fabric.global_rank
-        mine = (of_this_rank, clients.staged, self.outcomes, self._reasons)
-        parts = collectives.gather(self.fabric, mine)
+        part = (of_this_rank, clients.staged, self.outcomes, self._reasons)
+        parts = collectives.gather(self.fabric, part)
         for _, staged, of_rank, why in parts[:rank] + parts[rank + 1 :]:
             clients.staged |= staged
             self.outcomes |= of_rank
@@ -165,8 +165,8 @@ class Judge:
             if outcome == "skipped":
                 clients.commit(client)
         place = {client: i for i, client in enumerate(self.algorithm.current_round.cohort)}
-        everyone = chain.from_iterable(arrivals for arrivals, *_ in parts)
-        return sorted(everyone, key=lambda arrival: place[arrival.update.client])
+        arrivals_of_all = chain.from_iterable(arrivals for arrivals, *_ in parts)
+        return sorted(arrivals_of_all, key=lambda arrival: place[arrival.update.client])
 
     def settle(self, client: int, reason: str | None) -> None:
         """A client's update is accepted (no reason) or rejected.

@@ -224,7 +224,9 @@ def prepare_model(
     if not hasattr(algorithm, "server"):
         if is_run:
             algorithm.on_run_start(datamodule.local_data(sampling.SERVER, 0, settings.dtype))
-        algorithm.server = ServerState.of(algorithm, algorithm.local_modules, algorithm.personal)
+        algorithm.server = ServerState.from_module(
+            algorithm, algorithm.local_modules, algorithm.personal
+        )
     algorithm.server.to(fabric.device)  # an earlier command may have run on another device
 
 
@@ -271,8 +273,8 @@ def check_monitors(
         ValueError: See :func:`~lightning_fedssl.trainer.callback_list.check_monitors`.
     """
     adding = hooks.listeners["on_evaluation_end"]
-    ours = all(type(one).__module__.startswith("lightning_fedssl.") for one in adding)
-    if ours and type(algorithm).validation_step is FederatedAlgorithm.validation_step:
+    are_ours = all(type(one).__module__.startswith("lightning_fedssl.") for one in adding)
+    if are_ours and type(algorithm).validation_step is FederatedAlgorithm.validation_step:
         names = ("loss", *metrics) if datamodule.has_validation else ()
         scalars = {f"val/{name}" for name in names}
         callback_list.check_monitors(hooks.callbacks, scalars, place="val")

@@ -412,7 +412,7 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
         setup.build_model(model, datamodule)
         model.to(self.dtype)
         load_state(model, outcome.pop("model"))
-        model.server = ServerState.of(model, model.local_modules, model.personal)
+        model.server = ServerState.from_module(model, model.local_modules, model.personal)
         model.origin = outcome.pop("origin")
         run.state = state_of(stage, TrainerStatus(outcome.pop("status")))
         run.folder.adopt(outcome.pop("log_dir"))

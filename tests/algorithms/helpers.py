@@ -359,7 +359,7 @@ def ready(algorithm: Method, data: FederatedDataModule) -> tuple[Method, Federat
     data.setup()
     algorithm.check_data(data)
     algorithm.configure_model()
-    algorithm.server = ServerState.of(algorithm, algorithm.local_modules)
+    algorithm.server = ServerState.from_module(algorithm, algorithm.local_modules)
     algorithm.current_round = toy_round()
     return algorithm, data
 

@@ -17,7 +17,7 @@ def test_thresholds_and_rare_classes_by_hand() -> None:
     """Shares 0.1, 0.3 and 0.6, times 3/10; their standard deviation is sqrt(0.038 / 2) * 10/3 * 0.3."""
     algorithm = toy_cbafed(threshold=0.5, threshold_cap=0.58, rare_share=0.05)
     algorithm.configure_model()
-    algorithm.server = ServerState.of(algorithm, algorithm.local_modules)
+    algorithm.server = ServerState.from_module(algorithm, algorithm.local_modules)
     algorithm.current_round = toy_round(index=1)
     assert not {"classes.threshold", "classes.rare"} & algorithm.broadcast(0).keys()
     algorithm.current_round = toy_round(index=2)

@@ -16,7 +16,7 @@ from tests.toy import Line, assert_same, labeled_clients, toy_trainer
 def after(algorithm: EASGD, *rounds: dict[int, float]) -> tuple[float, list[float]]:
     """The centre and the weights of the slots after rounds in which these weights came back."""
     algorithm.configure_model()
-    algorithm.server = ServerState.of(algorithm)
+    algorithm.server = ServerState.from_module(algorithm)
     for number, values in enumerate(rounds, start=1):
         start_round(algorithm, list(values), number)
         updates = [

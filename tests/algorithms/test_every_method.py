@@ -138,7 +138,7 @@ def test_a_client_trains_alike_alone_and_after_others(method: str) -> None:
         data.setup()
         algorithm.check_data(data)
         algorithm.configure_model()
-        algorithm.server = ServerState.of(algorithm, algorithm.local_modules)
+        algorithm.server = ServerState.from_module(algorithm, algorithm.local_modules)
         algorithm.current_round = toy_round()
         for k in range(4) if method == "fed_shvr" else ():
             algorithm.clients.put(k, "control", {n: 0.01 * k * p for n, p in algorithm.server.parameters.items()})

@@ -41,7 +41,7 @@ class Scalar(nn.Module):
 def scalar_algorithm(value: float, **kwargs: Any) -> FedSHVR:
     algorithm = FedSHVR(network=lambda: Scalar(value), **kwargs)
     algorithm.network = Scalar(value)
-    algorithm.server = ServerState.of(algorithm)
+    algorithm.server = ServerState.from_module(algorithm)
     return algorithm
 
 

@@ -18,7 +18,7 @@ def test_labels_by_hand_and_the_prior_follows_the_weak_views() -> None:
     algorithm, data = toy_feddb(), mixed_clients()
     data.setup()
     algorithm.configure_model()
-    algorithm.server = ServerState.of(algorithm, algorithm.local_modules)
+    algorithm.server = ServerState.from_module(algorithm, algorithm.local_modules)
     local = data.local_data(1, 1)
     images = torch.cat([local.labeled, local.unlabeled])
     p = algorithm(local.weak(images, "labeling")).softmax(dim=1)

@@ -40,7 +40,7 @@ class One(nn.Module):
 def one_weight(**kwargs: Any) -> FedMatch:
     algorithm = FedMatch(network=One, num_classes=2, in_shape=(1, 1, 1), **kwargs)
     algorithm.network = fedmatch.Decomposed(One(), variance_scaling=False)
-    algorithm.server = ServerState.of(algorithm)
+    algorithm.server = ServerState.from_module(algorithm)
     algorithm.current_round = toy_round()
     return algorithm
 

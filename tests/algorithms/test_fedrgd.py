@@ -43,7 +43,7 @@ def with_cohort(cohort: list[int], w: float = 10.0, **kwargs: Any) -> FedRGD:
     """FedRGD in its first round: a Line with w at the server, and a slot for every client of the cohort."""
     algorithm = FedRGD(network=lambda: Line(w, w), num_classes=2, in_shape=(1, 4, 4), **kwargs)
     algorithm.configure_model()
-    algorithm.server = ServerState.of(algorithm)
+    algorithm.server = ServerState.from_module(algorithm)
     start_round(algorithm, cohort)
     algorithm._servers = [algorithm.server.model()]
     return algorithm

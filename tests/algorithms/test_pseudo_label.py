@@ -15,7 +15,7 @@ def test_loss_takes_the_most_probable_class_of_each_unlabelled_image() -> None:
     algorithm, data = toy_pseudo_label(ramp_epochs=0, alpha0=0.6), uneven_clients()
     data.setup()
     algorithm.configure_model()
-    algorithm.server = ServerState.of(algorithm)
+    algorithm.server = ServerState.from_module(algorithm)
     batch = algorithm.on_client_start(data.local_data(0, 1)).batch(0)
     x, u = algorithm(batch["x"]), algorithm(batch["u"])
     expected = F.cross_entropy(x, batch["y"]) + 0.6 * F.cross_entropy(u, u.argmax(dim=1))

@@ -193,7 +193,7 @@ def test_semifl_server_in_parallel_is_the_authors_code() -> None:
     )
     algorithm.configure_model()
     algorithm.double()
-    algorithm.server = ServerState.of(algorithm)
+    algorithm.server = ServerState.from_module(algorithm)
     algorithm.server.update(drawn())
     for number, theirs in enumerate(record["rounds"], start=1):
         received = {name: t.clone() for name, t in algorithm.server.parameters.items()}

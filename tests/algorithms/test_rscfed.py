@@ -53,7 +53,7 @@ def test_the_teacher_follows_with_a_growing_decay_and_is_kept() -> None:
     data = fully_labeled()
     data.setup()
     algorithm.configure_model()
-    algorithm.server, algorithm.current_round = ServerState.of(algorithm, algorithm.local_modules), toy_round()
+    algorithm.server, algorithm.current_round = ServerState.from_module(algorithm, algorithm.local_modules), toy_round()
     work = algorithm.on_client_start(data.local_data(3, 1))
     batch, weight = work.batch(0), algorithm.network.classifier.weight
     teacher = algorithm.teacher["network"].classifier.weight

@@ -51,7 +51,7 @@ def ready(algorithm: SplitTraining, data: ToyData, double: bool = True) -> Any:
     data.setup()
     algorithm.configure_model()
     algorithm.to(torch.float64 if double else torch.float32)
-    algorithm.server = ServerState.of(algorithm)
+    algorithm.server = ServerState.from_module(algorithm)
     algorithm.current_round = toy_round()
     algorithm.federation = cast(Any, Hearer())
     return algorithm
@@ -245,7 +245,9 @@ def test_images_below_the_threshold_give_no_h_and_still_c() -> None:
     assert not gradients(algorithm, loss)
     label = pseudo.labels[:1].repeat(1)
     algorithm.supervised_queue.push(
-        type(algorithm.supervised_queue.references()).of(F.normalize(torch.ones(1, 6, dtype=torch.float64)), label)
+        type(algorithm.supervised_queue.references()).all_valid(
+            F.normalize(torch.ones(1, 6, dtype=torch.float64)), label
+        )
     )
     loss, *_ = algorithm.joint_training_step(features, 1)
     assert loss.item() > 0
@@ -332,7 +334,7 @@ def test_published_traffic_of_a_client_and_round(
     """50 steps of 64 images in float32; up: the bottom, and 2 features a step; down: 2 bottoms, a gradient a step."""
     algorithm = SemiSFL(network=network, split=split, num_classes=10, in_shape=(3, 32, 32))
     algorithm.configure_model()
-    algorithm.server = ServerState.of(algorithm)
+    algorithm.server = ServerState.from_module(algorithm)
     algorithm.current_round = toy_round()
     broadcast = algorithm.download_sizes(0, algorithm.broadcast(0))
     bottom = sum(p.nbytes for p in algorithm.network.bottom.parameters())

@@ -198,7 +198,7 @@ def test_parallel_server_averages_half_and_half_then_steps_with_momentum() -> No
     """W_s = 2, clients' mean 1: target 1.5, g = 0.5; the next g = 0.5 adds half of the buffer: 0.75."""
     algorithm = SemiFL(network=lambda: Line(2.0, 2.0), server_phase="parallel", num_classes=2, in_shape=(1, 4, 4))
     algorithm.configure_model()
-    algorithm.server = ServerState.of(algorithm)
+    algorithm.server = ServerState.from_module(algorithm)
     for expected, mean in ((1.5, 1.0), (0.75, 0.5)):
         total = WeightedSum()
         total.add({name: torch.full((1,), mean) for name in algorithm.server.parameters}, 1.0)

@@ -16,7 +16,7 @@ LABELS = torch.tensor([0, 0, 1])
 
 
 def loss(confident: list[bool], **kwargs: bool) -> float:
-    references = References.of(KEYS, LABELS, torch.tensor(confident))
+    references = References.all_valid(KEYS, LABELS, torch.tensor(confident))
     return float(contrastive_loss(Z, torch.tensor([0]), references, 0.2, **kwargs))
 
 
@@ -34,14 +34,16 @@ def test_empty_slots_count_only_when_asked_to() -> None:
     """A zero vector adds exp(0) = 1 to the sum: log(e^5 + 2 + e^-5) - (5 + 0) / 2 = 2.51343."""
     queue = MemoryQueue(1, 2)
     for empty_count, expected in ((False, 2.50676), (True, 2.51343)):
-        references = References.cat(References.of(KEYS, LABELS), queue.references(empty_count=empty_count))
+        references = References.cat(References.all_valid(KEYS, LABELS), queue.references(empty_count=empty_count))
         assert float(contrastive_loss(Z, torch.tensor([0]), references, 0.2)) == pytest.approx(expected, abs=1e-5)
 
 
 def test_contrastive_gradient_is_finite_without_references_and_zero_without_positives() -> None:
     z = Z.clone().requires_grad_()
-    contrastive_loss(z, torch.tensor([0]), References.of(Z, torch.tensor([0])), 0.2, own_key=False).sum().backward()
+    contrastive_loss(
+        z, torch.tensor([0]), References.all_valid(Z, torch.tensor([0])), 0.2, own_key=False
+    ).sum().backward()
     assert z.grad is not None
     assert torch.equal(z.grad, torch.zeros(1, 2))
-    contrastive_loss(z, torch.tensor([7]), References.of(KEYS, LABELS), 0.2).sum().backward()
+    contrastive_loss(z, torch.tensor([7]), References.all_valid(KEYS, LABELS), 0.2).sum().backward()
     assert torch.equal(z.grad, torch.zeros(1, 2))

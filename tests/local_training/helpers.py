@@ -109,7 +109,7 @@ class Federation:
         self.algorithm = algorithm
         algorithm.configure_model()
         algorithm.to(dtype)
-        algorithm.server = ServerState.of(algorithm)
+        algorithm.server = ServerState.from_module(algorithm)
         algorithm.current_round = toy_round()
         self.fabric = Fabric(accelerator="cpu", precision="64-true" if dtype == torch.float64 else "32-true")
         parameters = [p for p in algorithm.parameters() if p.requires_grad]

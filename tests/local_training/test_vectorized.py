@@ -315,7 +315,7 @@ def test_on_a_cuda_device_clients_are_stacked_and_agree() -> None:
     for federation in federations:
         federation.fabric = Fabric(accelerator="cuda", devices=1, precision="64-true")
         federation.algorithm.cuda()
-        federation.algorithm.server = ServerState.of(federation.algorithm)
+        federation.algorithm.server = ServerState.from_module(federation.algorithm)
         federation.optimizer = federation.algorithm.optimizer(federation.algorithm.parameters())
     training = LocalTraining("auto")
     together = federations[0].train(clients, training=training)

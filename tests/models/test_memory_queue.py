@@ -9,7 +9,7 @@ from lightning_fedssl.models.memory_queue import MemoryQueue
 def pushed(queue: MemoryQueue, values: list[int], confident: bool = True) -> None:
     keys = torch.tensor(values, dtype=torch.float32)[:, None]
     flags = torch.full((len(values),), confident)
-    queue.push(References.of(keys, torch.tensor(values), flags))
+    queue.push(References.all_valid(keys, torch.tensor(values), flags))
 
 
 def test_queue_is_a_ring() -> None:

@@ -37,7 +37,7 @@ def train(
     if rows is not None:
         method, data, clients = run.algorithm.anew(), data.with_labels(rows), run.cohort_size
     elif steps:
-        method = Supervised.of(run.algorithm, math.ceil(steps / rounds))
+        method = Supervised.bound_of(run.algorithm, math.ceil(steps / rounds))
     else:
         method, rounds = Supervised.linear(run.algorithm), 1
     device = run.fabric.device

@@ -66,7 +66,7 @@ class Partition:
         """
         raise NotImplementedError(f"{type(self).__name__} must override assign or split")
 
-    def split(self, asked: SplitRequest, generator: Generator) -> FederatedSplit:
+    def split(self, request: SplitRequest, generator: Generator) -> FederatedSplit:
         """Assigns the images to server and clients, and decides which are labelled.
 
         The labelled images are balanced over the classes: ``num_labels // num_classes`` of each,
@@ -76,26 +76,26 @@ class Partition:
         marked where they lie.
 
         Args:
-            asked: The images, and what they are to be split into.
+            request: The images, and what they are to be split into.
             generator: The random stream to draw from.
 
         Raises:
             ValueError: If there are fewer images than labels or clients; the message names the key.
         """
-        available = torch.nonzero(asked.labels >= 0).flatten()
-        if asked.label_location == "server":
-            labeled = choose_labeled(asked, available, generator)
-            is_labeled = marked(len(asked.labels), labeled)
-            parts = self._assign_pool(asked, available[~is_labeled[available]], generator)
-            return FederatedSplit(asked.seed, labeled, ClientList.mark(parts, is_labeled))
-        parts = self._assign_pool(asked, available, generator)
-        labeled = choose_labeled(asked, parts.values.sort().values, generator)
+        available = torch.nonzero(request.labels >= 0).flatten()
+        if request.label_location == "server":
+            labeled = choose_labeled(request, available, generator)
+            is_labeled = marked(len(request.labels), labeled)
+            parts = self._assign_pool(request, available[~is_labeled[available]], generator)
+            return FederatedSplit(request.seed, labeled, ClientList.mark(parts, is_labeled))
+        parts = self._assign_pool(request, available, generator)
+        labeled = choose_labeled(request, parts.values.sort().values, generator)
         return FederatedSplit(
-            asked.seed, labeled[:0], ClientList.mark(parts, marked(len(asked.labels), labeled))
+            request.seed, labeled[:0], ClientList.mark(parts, marked(len(request.labels), labeled))
         )
 
     def add_unlabeled(
-        self, split: FederatedSplit, asked: SplitRequest, generator: Generator
+        self, split: FederatedSplit, request: SplitRequest, generator: Generator
     ) -> FederatedSplit:
         """Gives the images that have no label to the clients.
 
@@ -104,43 +104,43 @@ class Partition:
 
         Args:
             split: The partition of the other images.
-            asked: The images, ``asked.without_label`` among them.
+            request: The images, ``request.without_label`` among them.
             generator: A random stream of its own.
         """
         return append_unlabeled(
-            split, in_equal_parts(asked.without_label, len(split.clients), generator)
+            split, in_equal_parts(request.without_label, len(split.clients), generator)
         )
 
-    def check(self, split: FederatedSplit, asked: SplitRequest) -> None:
+    def check(self, split: FederatedSplit, request: SplitRequest) -> None:
         """Refuses what a rule of a user's own may return by mistake; called with every split.
 
         Args:
             split: What :meth:`split` and :meth:`add_unlabeled` gave.
-            asked: What was to be split.
+            request: What was to be split.
 
         Raises:
             ValueError: Naming the partition and the remedy.
         """
         source = f"data.partition: {type(self).__name__}"
-        if len(split.clients) != asked.num_clients:
+        if len(split.clients) != request.num_clients:
             raise ValueError(
                 f"{source} made {len(split.clients)} clients, but data.num_clients is "
-                f"{asked.num_clients}"
+                f"{request.num_clients}"
             )
         check_samples(
-            split, asked, source, "give numbers of samples whose SplitRequest.labels is not -1"
+            split, request, source, "give numbers of samples whose SplitRequest.labels is not -1"
         )
 
-    def _assign_pool(self, asked: SplitRequest, pool: Tensor, generator: Generator) -> IndexLists:
+    def _assign_pool(self, request: SplitRequest, pool: Tensor, generator: Generator) -> IndexLists:
         """Assigns the images of ``pool`` and returns sorted indices.
 
         An empty pool gives every client nothing, and one with fewer images than clients one each to
         some, if images without a label are enough for all clients.
         """
-        clients = asked.num_clients
+        clients = request.num_clients
         if len(pool) == 0:
             return IndexLists(pool, torch.zeros(clients, dtype=torch.int64))
-        if clients > max(len(pool), len(asked.without_label)):
+        if clients > max(len(pool), len(request.without_label)):
             raise ValueError(
                 f"data.num_clients: {clients} clients cannot share {len(pool)} samples; lower "
                 "data.num_clients or leave more samples (data.num_labels, data.validation)"
@@ -148,9 +148,11 @@ class Partition:
         if clients > len(pool):
             parts = list(torch.from_numpy(generator.permutation(len(pool))).tensor_split(clients))
         else:
-            parts = self.assign(asked.labels[pool], clients, asked.num_classes, generator)
+            parts = self.assign(request.labels[pool], clients, request.num_classes, generator)
         try:
-            lists = IndexLists.of(torch.as_tensor(part, dtype=torch.int64) for part in parts)
+            lists = IndexLists.from_tensors(
+                torch.as_tensor(part, dtype=torch.int64) for part in parts
+            )
             if len(lists) != clients or (len(lists.values) and int(lists.values.min()) < 0):
                 raise ValueError(
                     f"there are {len(lists)} lists for {clients} clients, or a number below 0"
@@ -348,7 +350,7 @@ class FromFile(Partition):
     def __init__(self, path: str) -> None:
         self.path = path
 
-    def split(self, asked: SplitRequest, generator: Generator) -> FederatedSplit:
+    def split(self, request: SplitRequest, generator: Generator) -> FederatedSplit:
         """Reads the file; see :meth:`Partition.split`.
 
         Raises:
@@ -356,47 +358,47 @@ class FromFile(Partition):
             ValueError: If the file is damaged; the message names it.
         """
         if Path(self.path).suffix == ".pth" and Path(self.path).is_file():
-            return _published(self.path, asked.seed)
+            return _published(self.path, request.seed)
         return FederatedSplit.load(self.path)
 
-    def check(self, split: FederatedSplit, asked: SplitRequest) -> None:
+    def check(self, split: FederatedSplit, request: SplitRequest) -> None:
         """Refuses a file that does not fit the configuration.
 
         The message names the key to change.
         """
         at_server = len(split.server_labeled)
         at_clients = len(split.client_list.labeled.values)
-        if len(split.clients) != asked.num_clients:
+        if len(split.clients) != request.num_clients:
             raise ValueError(
-                f"data.num_clients: {asked.num_clients}, but {self.path!r} has "
+                f"data.num_clients: {request.num_clients}, but {self.path!r} has "
                 f"{len(split.clients)} clients"
             )
         # With labels at the clients the server may have images besides: ClassSkew's server_images.
-        if at_clients if asked.label_location == "server" else at_server and not at_clients:
+        if at_clients if request.label_location == "server" else at_server and not at_clients:
             raise ValueError(
-                f"data.label_location: {asked.label_location!r}, but {self.path!r} has {at_server} "
-                f"labels at the server and {at_clients} at the clients"
+                f"data.label_location: {request.label_location!r}, but {self.path!r} has "
+                f"{at_server} labels at the server and {at_clients} at the clients"
             )
-        labeled = at_server if asked.label_location == "server" else at_clients
-        if asked.num_labels not in ("all", labeled):
+        labeled = at_server if request.label_location == "server" else at_clients
+        if request.num_labels not in ("all", labeled):
             raise ValueError(
-                f"data.num_labels: {asked.num_labels}, but {self.path!r} has {labeled} labels"
+                f"data.num_labels: {request.num_labels}, but {self.path!r} has {labeled} labels"
             )
         remedy = (
             "use the data set, seed_everything, data.validation and data.max_train_images of "
             "the run that wrote it"
         )
-        check_samples(split, asked, f"partition file {self.path!r}", remedy)
+        check_samples(split, request, f"partition file {self.path!r}", remedy)
         hidden = split.client_list.unlabeled
-        hides = hidden.select(asked.labels[hidden.values] >= 0).sizes > 0
+        hides = hidden.select(request.labels[hidden.values] >= 0).sizes > 0
         # Clients may be without any label, beside others that have all: FullyLabeledClients.
         if at_clients:
             hides &= split.client_list.labeled.sizes > 0
-        if asked.num_labels == "all" and hides.any():
+        if request.num_labels == "all" and hides.any():
             raise ValueError(f"data.num_labels: all, but {self.path!r} has {labeled} labels")
 
     def add_unlabeled(
-        self, split: FederatedSplit, asked: SplitRequest, generator: Generator
+        self, split: FederatedSplit, request: SplitRequest, generator: Generator
     ) -> FederatedSplit:
         """The split as it is: the file assigns the images without labels, too."""
         return split
@@ -406,7 +408,7 @@ def _published(path: str, seed: int) -> FederatedSplit:
     """Clients whose samples are all labelled, from a file of RSCFed's and CBAFed's authors."""
     try:
         samples = torch.load(path, weights_only=True)["data_partition"]
-        lists = IndexLists.of(
+        lists = IndexLists.from_tensors(
             torch.tensor(samples[k], dtype=torch.int64) for k in range(len(samples))
         )
     except Exception as error:  # of the file's format, or of what is in it
@@ -457,7 +459,7 @@ def at_least(minimum: int, owner: str, name: str, value: int) -> int:
     return require(owner, name, value, value >= minimum, f"{minimum} or more")
 
 
-def check_samples(split: FederatedSplit, asked: SplitRequest, source: str, remedy: str) -> None:
+def check_samples(split: FederatedSplit, request: SplitRequest, source: str, remedy: str) -> None:
     """Refuse a split with a sample that does not exist, is held out, twice at a party, or labelled
     without a label.
 
@@ -465,7 +467,7 @@ def check_samples(split: FederatedSplit, asked: SplitRequest, source: str, remed
 
     Args:
         split: The split.
-        asked: What was to be split.
+        request: What was to be split.
         source: What made it, for messages.
         remedy: What to do about a sample that there is not or that is held out.
 
@@ -474,7 +476,7 @@ def check_samples(split: FederatedSplit, asked: SplitRequest, source: str, remed
     """
     clients = split.client_list
     assigned = torch.cat([split.server_labeled, clients.labeled.values, clients.unlabeled.values])
-    available = asked.in_federation
+    available = request.in_federation
     if len(assigned) and not 0 <= int(assigned.min()) <= int(assigned.max()) < len(available):
         raise ValueError(
             f"{source} names the samples {int(assigned.min())} to {int(assigned.max())} of "
@@ -497,25 +499,25 @@ def check_samples(split: FederatedSplit, asked: SplitRequest, source: str, remed
     if not available[assigned].all():
         raise ValueError(f"{source} assigns samples that this run holds out; {remedy}")
     labeled = torch.cat([split.server_labeled, clients.labeled.values])
-    if (asked.labels[labeled] < 0).any():
+    if (request.labels[labeled] < 0).any():
         raise ValueError(
             f"{source} gives samples without a label as labelled ones; they belong into unlabeled"
         )
 
 
-def choose_labeled(asked: SplitRequest, candidates: Tensor, generator: Generator) -> Tensor:
+def choose_labeled(request: SplitRequest, candidates: Tensor, generator: Generator) -> Tensor:
     """The labelled images among ``candidates``, sorted indices.
 
     Args:
-        asked: The images, and how many labels.
+        request: The images, and how many labels.
         candidates: Indices to choose from.
         generator: The random stream to draw from.
 
     Raises:
         ValueError: If there are too few images or labels; the message names the key.
     """
-    num_labels = asked.num_labels
-    labels = asked.labels[candidates]
+    num_labels = request.num_labels
+    labels = request.labels[candidates]
     if num_labels == "all":
         return candidates
     classes = _count_distinct(labels)
@@ -524,7 +526,7 @@ def choose_labeled(asked: SplitRequest, candidates: Tensor, generator: Generator
             f"data.num_labels: {num_labels} labels must cover {classes} classes, and be at most "
             f'the {len(candidates)} samples; or give "all"'
         )
-    return candidates[choose_balanced(labels, num_labels, asked.num_classes, generator)]
+    return candidates[choose_balanced(labels, num_labels, request.num_classes, generator)]
 
 
 def marked(count: int, indices: Tensor) -> Tensor:
@@ -537,7 +539,7 @@ def marked(count: int, indices: Tensor) -> Tensor:
 def in_equal_parts(indices: Tensor, parts: int, generator: Generator) -> IndexLists:
     """A random order of indices cut into equal parts; the first parts get one more."""
     order = torch.from_numpy(generator.permutation(len(indices)))
-    return IndexLists.of(indices[order].tensor_split(parts))
+    return IndexLists.from_tensors(indices[order].tensor_split(parts))
 
 
 def append_unlabeled(split: FederatedSplit, further: IndexLists) -> FederatedSplit:

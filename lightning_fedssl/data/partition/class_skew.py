@@ -60,29 +60,29 @@ class ClassSkew(Partition):
             owner[members] = np.repeat(np.arange(num_clients), counts)
         return held_by(owner, num_clients)
 
-    def split(self, asked: SplitRequest, generator: Generator) -> FederatedSplit:
+    def split(self, request: SplitRequest, generator: Generator) -> FederatedSplit:
         """Assigns as :meth:`Partition.split`, after the server's own images if ``server_images``
         are asked for.
         """
         if not self.server_images:
-            return super().split(asked, generator)
-        if asked.label_location == "server":
+            return super().split(request, generator)
+        if request.label_location == "server":
             raise ValueError(
                 "data.partition: server_images of ClassSkew is for labels at the clients; with "
                 "data.label_location server, data.num_labels is what the server holds"
             )
-        available = torch.nonzero(asked.labels >= 0).flatten()
+        available = torch.nonzero(request.labels >= 0).flatten()
         if self.server_images > len(available):
             raise ValueError(
                 f"data.partition: server_images is {self.server_images}, but there are only "
                 f"{len(available)} training samples; ask for fewer"
             )
-        labels = asked.labels[available]
-        chosen = choose_balanced(labels, self.server_images, asked.num_classes, generator)
+        labels = request.labels[available]
+        chosen = choose_balanced(labels, self.server_images, request.num_classes, generator)
         server = available[chosen]
-        rest = asked.labels.clone()
+        rest = request.labels.clone()
         rest[server] = -1
-        split = super().split(replace(asked, labels=rest), generator)
+        split = super().split(replace(request, labels=rest), generator)
         return replace(split, server_labeled=server)
 
 

@@ -59,20 +59,20 @@ class ClientTypes(Partition):
             parts.append(torch.from_numpy(np.concatenate(pieces)))
         return parts
 
-    def split(self, asked: SplitRequest, generator: Generator) -> FederatedSplit:
+    def split(self, request: SplitRequest, generator: Generator) -> FederatedSplit:
         """As :meth:`Partition.split`, but labelled images at the clients are balanced at every one
         of them.
 
         Raises:
             ValueError: There are fewer images than labels; the message names the key.
         """
-        classes = asked.num_classes
-        if asked.label_location == "server" or asked.num_labels == "all":
-            return super().split(asked, generator)
-        every_class = [range(classes)] * asked.num_clients
-        quotas = label_quotas(asked.num_labels, every_class)
-        members = list(map(generator.permutation, positions_by_class(asked.labels, classes)))
+        classes = request.num_classes
+        if request.label_location == "server" or request.num_labels == "all":
+            return super().split(request, generator)
+        every_class = [range(classes)] * request.num_clients
+        quotas = label_quotas(request.num_labels, every_class)
+        members = list(map(generator.permutation, positions_by_class(request.labels, classes)))
         labeled, left = take(members, quotas)
         pool = torch.from_numpy(np.sort(np.concatenate(left)))
-        parts = self._assign_pool(asked, pool, generator)
-        return FederatedSplit(asked.seed, pool[:0], ClientList(labeled.sorted(), parts))
+        parts = self._assign_pool(request, pool, generator)
+        return FederatedSplit(request.seed, pool[:0], ClientList(labeled.sorted(), parts))

@@ -70,7 +70,7 @@ class FederatedSplit:
     @cached_property
     def client_list(self) -> ClientList:
         """The images of every client, end to end in two tensors."""
-        return ClientList.of(self.clients)
+        return ClientList.from_clients(self.clients)
 
     @cached_property
     def hash(self) -> str:

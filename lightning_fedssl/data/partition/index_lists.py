@@ -41,7 +41,7 @@ class IndexLists:
         self.ends = [0, *sizes.cumsum(0).tolist()]
 
     @classmethod
-    def of(cls, parts: Iterable[Tensor]) -> IndexLists:
+    def from_tensors(cls, parts: Iterable[Tensor]) -> IndexLists:
         """The lists of a sequence of tensors."""
         parts = list(parts)
         sizes = torch.tensor(list(map(torch.numel, parts)), dtype=torch.int64)
@@ -100,12 +100,13 @@ class ClientList(Sequence[ClientIndices]):
         self.unlabeled = unlabeled
 
     @classmethod
-    def of(cls, clients: Sequence[ClientIndices]) -> ClientList:
+    def from_clients(cls, clients: Sequence[ClientIndices]) -> ClientList:
         """The list of a sequence; a list of this class as it is."""
         if isinstance(clients, cls):
             return clients
         return cls(
-            IndexLists.of(c.labeled for c in clients), IndexLists.of(c.unlabeled for c in clients)
+            IndexLists.from_tensors(c.labeled for c in clients),
+            IndexLists.from_tensors(c.unlabeled for c in clients),
         )
 
     @classmethod

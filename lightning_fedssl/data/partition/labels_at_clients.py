@@ -37,7 +37,7 @@ class _LabelsAtClients(Partition):
     def __init__(self, deal_as: int | None = None) -> None:
         self.deal_as = deal_as
 
-    def split(self, asked: SplitRequest, generator: Generator) -> FederatedSplit:
+    def split(self, request: SplitRequest, generator: Generator) -> FederatedSplit:
         """Assigns the images to server and clients, and decides which are labelled.
 
         See :meth:`Partition.split`.
@@ -46,25 +46,25 @@ class _LabelsAtClients(Partition):
             ValueError: If the labels are not at the clients, or a class has too few images; the
                 message names the key.
         """
-        if asked.label_location != "clients":
+        if request.label_location != "clients":
             raise ValueError(
                 f"data.label_location: {type(self).__name__} assigns labels to clients; set it to "
                 "clients"
             )
-        classes = asked.num_classes
-        members = list(map(generator.permutation, positions_by_class(asked.labels, classes)))
-        count = (self.deal_as or 0) if asked.num_labels == "all" else asked.num_labels
-        client_classes = self.classes_of_clients(asked.num_clients, classes, generator)
+        classes = request.num_classes
+        members = list(map(generator.permutation, positions_by_class(request.labels, classes)))
+        count = (self.deal_as or 0) if request.num_labels == "all" else request.num_labels
+        client_classes = self.classes_of_clients(request.num_clients, classes, generator)
         quotas = label_quotas(count, client_classes)
         quotas = np.pad(quotas, ((0, 0), (0, classes - quotas.shape[1])))
         labeled, pool = take(members, quotas)
         left = np.array(list(map(len, pool)))
         unlabeled, _ = take(pool, self.unlabeled_counts(left, quotas, generator))
-        if asked.num_labels == "all":
+        if request.num_labels == "all":
             labeled = labeled.append(unlabeled)
             unlabeled = unlabeled.select(torch.zeros(len(unlabeled.values), dtype=torch.bool))
         clients = ClientList(labeled.sorted(), unlabeled.sorted())
-        return FederatedSplit(asked.seed, labeled.values[:0], clients)
+        return FederatedSplit(request.seed, labeled.values[:0], clients)
 
     def classes_of_clients(
         self, num_clients: int, num_classes: int, generator: Generator

@@ -26,37 +26,37 @@ class NaturalClients(Partition):
     Needs data with client identifiers and ``data.num_clients`` equal to their number.
     """
 
-    def split(self, asked: SplitRequest, generator: Generator) -> FederatedSplit:
+    def split(self, request: SplitRequest, generator: Generator) -> FederatedSplit:
         """Assigns by identifier; see :meth:`Partition.split`.
 
         Raises:
             ValueError: If there are no identifiers, or another number of them; the message names
                 the key.
         """
-        if asked.client_ids is None:
+        if request.client_ids is None:
             raise ValueError(
                 "data.partition: NaturalClients needs data that name the client of each sample: "
                 "client_ids in Python and in Arrays, client_column of Table and ImageTable, or "
                 "SiteFolders"
             )
-        if (count := int(asked.client_ids.max()) + 1) != asked.num_clients:
+        if (count := int(request.client_ids.max()) + 1) != request.num_clients:
             raise ValueError(
-                f"data.num_clients: {asked.num_clients}, but data.dataset names {count}; set "
+                f"data.num_clients: {request.num_clients}, but data.dataset names {count}; set "
                 f"{count}"
             )
-        return super().split(asked, generator)
+        return super().split(request, generator)
 
-    def _assign_pool(self, asked: SplitRequest, pool: Tensor, generator: Generator) -> IndexLists:
-        assert asked.client_ids is not None  # split has refused this
-        return _by_owner(pool, asked.client_ids, asked.num_clients)
+    def _assign_pool(self, request: SplitRequest, pool: Tensor, generator: Generator) -> IndexLists:
+        assert request.client_ids is not None  # split has refused this
+        return _by_owner(pool, request.client_ids, request.num_clients)
 
     def add_unlabeled(
-        self, split: FederatedSplit, asked: SplitRequest, generator: Generator
+        self, split: FederatedSplit, request: SplitRequest, generator: Generator
     ) -> FederatedSplit:
         """Gives the images without labels to the clients of their identifiers."""
-        assert asked.client_ids is not None  # split has refused this
+        assert request.client_ids is not None  # split has refused this
         return append_unlabeled(
-            split, _by_owner(asked.without_label, asked.client_ids, asked.num_clients)
+            split, _by_owner(request.without_label, request.client_ids, request.num_clients)
         )
 
 
@@ -77,44 +77,44 @@ class FullyLabeledClients(Partition):
         )
         self.of = Iid() if of is None else of
 
-    def split(self, asked: SplitRequest, generator: Generator) -> FederatedSplit:
+    def split(self, request: SplitRequest, generator: Generator) -> FederatedSplit:
         """Assigns with the other partition, then hides the labels of all but the first clients.
 
         Raises:
             ValueError: If labels are not at the clients, or not all, or no client is left without;
                 names the key.
         """
-        if asked.label_location != "clients" or asked.num_labels != "all":
+        if request.label_location != "clients" or request.num_labels != "all":
             raise ValueError(
                 "data.partition: FullyLabeledClients needs data.label_location: clients and "
                 "data.num_labels: all"
             )
-        if self.labeled_clients >= asked.num_clients:
+        if self.labeled_clients >= request.num_clients:
             raise ValueError(
                 "data.partition: labeled_clients must be below data.num_clients, "
-                f"{asked.num_clients}"
+                f"{request.num_clients}"
             )
-        split = self.of.split(asked, generator)
-        self.of.check(split, asked)
+        split = self.of.split(request, generator)
+        self.of.check(split, request)
         # Labels do not matter here: the other partition may be the file of a run with other
         # labeled_clients.
         samples = split.client_list.labeled.append(split.client_list.unlabeled)
-        samples = samples.select(asked.labels[samples.values] >= 0)
+        samples = samples.select(request.labels[samples.values] >= 0)
         is_labeled = marked(
-            len(asked.labels), samples.values[samples.owners() < self.labeled_clients]
+            len(request.labels), samples.values[samples.owners() < self.labeled_clients]
         )
         return FederatedSplit(
             split.seed, split.server_labeled, ClientList.mark(samples, is_labeled)
         )
 
     def add_unlabeled(
-        self, split: FederatedSplit, asked: SplitRequest, generator: Generator
+        self, split: FederatedSplit, request: SplitRequest, generator: Generator
     ) -> FederatedSplit:
         """Gives the images without labels to the clients without labels, in equal parts of a random
         order.
         """
-        others = asked.num_clients - self.labeled_clients
-        parts = in_equal_parts(asked.without_label, others, generator)
+        others = request.num_clients - self.labeled_clients
+        parts = in_equal_parts(request.without_label, others, generator)
         sizes = F.pad(parts.sizes, (self.labeled_clients, 0))  # none to the first clients
         return append_unlabeled(split, IndexLists(parts.values, sizes))
 

@@ -45,21 +45,21 @@ class PairedDirichlet(Partition):
     def __init__(self, alpha: float = 0.1) -> None:
         self.alpha = above_0("PairedDirichlet", "alpha", alpha)
 
-    def split(self, asked: SplitRequest, generator: Generator) -> FederatedSplit:
+    def split(self, request: SplitRequest, generator: Generator) -> FederatedSplit:
         """Assigns labelled and unlabelled images apart where the labels are at the clients.
 
         See :meth:`Partition.split`.
         """
-        if asked.label_location == "server":
-            return super().split(asked, generator)
-        available = torch.nonzero(asked.labels >= 0).flatten()
-        labeled = choose_labeled(asked, available, generator)
+        if request.label_location == "server":
+            return super().split(request, generator)
+        available = torch.nonzero(request.labels >= 0).flatten()
+        labeled = choose_labeled(request, available, generator)
         unlabeled = available[~torch.isin(available, labeled)]
         clients = ClientList(
-            self._assign_pool(asked, labeled, generator),
-            self._assign_pool(asked, unlabeled, generator),
+            self._assign_pool(request, labeled, generator),
+            self._assign_pool(request, unlabeled, generator),
         )
-        return FederatedSplit(asked.seed, labeled[:0], clients)
+        return FederatedSplit(request.seed, labeled[:0], clients)
 
     def assign(
         self, labels: Tensor, num_clients: int, num_classes: int, generator: Generator

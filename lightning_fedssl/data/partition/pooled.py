@@ -35,20 +35,22 @@ class Pooled(Partition):
         self.num_clients = at_least(1, "Pooled", "num_clients", num_clients)
         self.of = Iid() if of is None else of
 
-    def split(self, asked: SplitRequest, generator: Generator) -> FederatedSplit:
+    def split(self, request: SplitRequest, generator: Generator) -> FederatedSplit:
         """Draws the other partition and pools it; see :meth:`Partition.split`.
 
         Raises:
             ValueError: If there is more than one client, or the labels are not at it; the message
                 names the key.
         """
-        if asked.num_clients != 1 or asked.label_location != "clients":
+        if request.num_clients != 1 or request.label_location != "clients":
             raise ValueError(
                 "data.partition: Pooled needs data.num_clients: 1 and data.label_location: clients"
             )
-        federation = replace(asked, num_clients=self.num_clients, label_location="server")
+        federation = replace(request, num_clients=self.num_clients, label_location="server")
         assigned = self.of.split(federation, generator)
         self.of.check(assigned, federation)
         unlabeled = torch.cat([client.unlabeled for client in assigned.clients]).sort().values
         none = assigned.server_labeled[:0]
-        return FederatedSplit(asked.seed, none, [ClientIndices(assigned.server_labeled, unlabeled)])
+        return FederatedSplit(
+            request.seed, none, [ClientIndices(assigned.server_labeled, unlabeled)]
+        )
