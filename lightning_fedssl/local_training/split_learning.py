@@ -314,7 +314,7 @@ class _Bottoms(StackedClients):
     """
 
     def __init__(self, phase: JointPhase, clients: Sequence[Client]) -> None:
-        super().__init__(phase, clients, phase.algorithm.at_clients)
+        super().__init__(phase, clients, is_own=phase.algorithm.at_clients)
         self.call = CallOf(phase.algorithm, "client_features").of_client
         self.leaves = {name: self.tensors[name].requires_grad_() for name in self.order}
         self.rest = exclude(self.tensors, self.leaves)
