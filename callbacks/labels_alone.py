@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from lightning_fedssl import sampling
@@ -115,7 +116,13 @@ class LabelsAlone(FederatedCallback):
                     task.monitor,
                 )
                 return
-            trainer.log_metrics({f"bound/{task.monitor}": bound[name]})
+            level = {f"bound/{task.monitor}": bound[name]}
+            for logger in trainer.loggers:
+                if isinstance(logger, TensorBoardLogger):  # a line beside the run's curve
+                    logger.log_metrics(level, step=1)
+                    chart = [f"val/{task.monitor}", *level]
+                    logger.experiment.add_custom_scalars_multilinechart(chart, title=task.monitor)
+            trainer.log_metrics(level)
             if chooses:
                 self._choose(trainer, algorithm, trained, Path(folder))
             else:

@@ -219,7 +219,7 @@ class RoundProgress(FederatedCallback):
         left = sorted(self._seconds)[-2:][0] * (trainer.max_rounds - trainer.round_index)
         # As more labels become confident, clients take more steps, and rounds become longer.
         grows = self._seconds[-1] > 1.2 * min(self._seconds) or metrics.get("client/mask_rate") == 0
-        prefix = "at least " if left and grows else ""
+        prefix = "at least " if left >= 1 and grows else ""
         self._left = prefix + tqdm.format_interval(left)
         self._parts = round_parts(metrics, len(trainer.datamodule.validation_labels))
         self._move(trainer)

@@ -84,7 +84,7 @@ class FederatedCLI(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         """The commands, and the arguments of their methods that the CLI passes itself."""
         passed = {command: {"model", "datamodule"} for command in commands.TRAINER}
-        passed["fit"].add("federation")
+        passed["fit"] |= {"federation", "train_dataloaders"}
         return passed
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:

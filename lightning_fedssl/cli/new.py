@@ -45,7 +45,9 @@ def main(arguments: Sequence[str]) -> int:
         SystemExit: If an option is wrong, or after ``--help``.
     """
     parser = Parser.of_command("new", DESCRIPTION)
-    parser.add_argument("name", type=str, help="The name of the class, such as MyMethod.")
+    parser.add_argument(
+        "name", type=str, nargs="?", default="", help="The name of the class, such as MyMethod."
+    )
     parser.add_argument(
         "--folder",
         type=Path,

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import inspect
 import logging
+import pydoc
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -46,6 +48,8 @@ _UNNAMED = re.compile(r"nrecognized arguments: ([\w./-]+\.ya?ml)$")
 
 _PLACES = (*PARTS, torch.optim, lightning.pytorch.callbacks, lightning.pytorch.loggers)
 """Where classes are that may be named."""
+
+_PATH = "give a path such as package.module.Class"
 
 _load_yaml = get_loader("yaml")
 
@@ -181,6 +185,8 @@ class Parser(LightningArgumentParser):
     def _suggestion(self, message: str) -> str:
         if message.endswith(".model"):
             return "; give --config FILE, or as --ckpt_path the file of a checkpoint"
+        if "is abstract" in message:
+            return f"; name a class before its options: {_accepted(message)}"
         if file := _UNNAMED.search(message):
             return f"; give a configuration as --config {file[1]}"
         missing = re.search(r"No module named '(\w+)", message)
@@ -205,11 +211,23 @@ class Parser(LightningArgumentParser):
         if strict and "class_path" not in message:
             return "; name a class before its options"
         if is_class:
-            return "; lightning-fedssl methods, datasets and partitions list theirs"
+            return f"; {_accepted(message)}"
         part = unknown[2].rpartition(".")[0]
         own = [k for k, v in known.items() if v.rpartition(".")[0] == part and k not in _NOT_NAMED]
         own = [k for k in own if not k.endswith("+")]  # the same, to add to a list
         return f"; its options are {', '.join(own)}" if own else ""
+
+
+def _accepted(message: str) -> str:
+    """Which classes of the package have one of the types that a message names."""
+    types = {pydoc.locate(path) for path in re.findall(r"lightning[\w.]+\.[A-Z]\w+", message)}
+    known = [getattr(place, name) for place in PARTS for name in place.__all__]
+    names = [
+        cls.__name__
+        for cls in known
+        if types.intersection(getattr(cls, "__mro__", ())[1:]) and not inspect.isabstract(cls)
+    ]
+    return f"choose one of {', '.join(names)}, or give a path" if names else _PATH
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:

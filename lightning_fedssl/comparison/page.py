@@ -88,22 +88,17 @@ def _curves(
     lines: dict[str, page.Points] = {}
     bands: dict[str, page.Points] = {}
     for entry in group.entries:
-        seeds = []
-        for one in outcomes:
-            if one.run.entry is entry and one.rows:
-                metric = one.run.task.monitor
-                seeds.append(
-                    [(row[place] / unit, row[metric]) for row in curve(one.rows, one.run.task)]
-                )
         name = f"{entry.label} (bound)" if entry.role == "bound" else entry.label
-        columns = []
-        for points in zip(*seeds, strict=False):
-            xs, ys = zip(*points, strict=True)
-            if sum(xs) and math.isfinite(sum(ys)):  # without bytes there is no curve over them
-                columns.append((xs, ys))
-        lines[name] = [(fmean(xs), fmean(ys)) for xs, ys in columns]
-        bands[name] = [(fmean(xs), min(ys)) for xs, ys in columns]
-        bands[name] += [(fmean(xs), max(ys)) for xs, ys in reversed(columns)]
+        ended = [one for one in outcomes if one.run.entry is entry and one.rows]
+        mean, low, high = page.Points(), page.Points(), page.Points()
+        for rows in zip(*[curve(one.rows, one.run.task) for one in ended], strict=False):
+            x = fmean(row[place] for row in rows) / unit
+            ys = [row[ended[0].run.task.monitor] for row in rows]
+            if x and math.isfinite(sum(ys)):  # without bytes there is no curve over them
+                mean.append((x, fmean(ys)))
+                low.append((x, min(ys)))
+                high.append((x, max(ys)))
+        lines[name], bands[name] = mean, low + high[::-1]
     return page.chart_of(lines, bands)
 
 

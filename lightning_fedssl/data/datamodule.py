@@ -616,6 +616,11 @@ class FederatedDataModule(LightningDataModule, metaclass=NamesKeys):
             yield self.inputs.plain(images.to(device), dtype), unknown
 
     @property
+    def test_images(self) -> Tensor:
+        """The test images, ``(images, *in_shape)``."""
+        return self._test.images
+
+    @property
     def test_labels(self) -> Tensor:
         """Labels of the test images, ``(images,)``."""
         return self._test.labels

@@ -208,9 +208,10 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
     def fit(
         self,
         model: FederatedAlgorithm,
-        datamodule: FederatedDataModule,
+        datamodule: FederatedDataModule | None = None,
         ckpt_path: CheckpointPath = None,
         federation: Callable[[Run], RunFederation] = SimulatedFederation,
+        train_dataloaders: Any = None,
     ) -> None:
         """Train for ``max_rounds`` rounds, then test the last model.
 
@@ -223,9 +224,10 @@ class FederatedTrainer(LightningNames, metaclass=NamesKeys):
             ckpt_path: The checkpoint to resume: a path, or ``last`` or ``best`` of the newest run
                 below ``default_root_dir``.
             federation: Makes what the algorithm may ask of the run: a simulation, or a deployment.
+            train_dataloaders: Lightning's name for data; refused with how to adapt them.
         """
         self.predictions = self.predictions_file = None
-        self._command("fit", model, datamodule, ckpt_path, federation)
+        self._command("fit", model, datamodule or train_dataloaders, ckpt_path, federation)
 
     def validate(
         self,

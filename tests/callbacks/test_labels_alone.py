@@ -22,6 +22,7 @@ from lightning_fedssl.sampling import SERVER
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.task import MultiLabel
 from lightning_fedssl.trainer import FederatedTrainer
+from tests.callbacks.helpers import events_of
 from tests.toy import ToyData, sgd, toy_trainer
 
 
@@ -55,11 +56,10 @@ def test_the_bound_is_supervised_training_with_the_servers_steps(
     alone.fit(bound, ToyData(validation=0.2))
     expected = float(alone.callback_metrics["test/accuracy"])
     assert float(trainer.callback_metrics["bound/accuracy"]) == expected
-    result = json.loads((folder_of(trainer) / "result.json").read_text())
-    assert result["metrics"]["bound/accuracy"] == expected
-    described = json.loads((folder_of(trainer) / "checkpoints/model.json").read_text())
-    assert described["metrics"]["bound/accuracy"] == expected
+    for name in ("result.json", "checkpoints/model.json"):
+        assert json.loads((folder_of(trainer) / name).read_text())["metrics"]["bound/accuracy"] == expected
     assert f"labels alone {100 * expected:.1f}, with clients" in "\n".join(printed[-4:])
+    assert [event.step for event in events_of(trainer).Scalars("bound/accuracy")] == [1, 2]  # a line over the rounds
 
 
 def test_a_resumed_run_and_two_ranks_have_the_same_bound(tmp_path: Path) -> None:

@@ -595,6 +595,8 @@ def test_commands_after_fit_take_the_last_model_and_data_as_lightnings_do(tmp_pa
     trainer = toy_trainer(tmp_path, max_rounds=1)
     with pytest.raises(ValueError, match=r"trainer\.test\(\) has run nothing yet"):
         trainer.test()
+    with pytest.raises(TypeError, match=r"not list\. .*from_datasets"):
+        trainer.fit(toy_semifl(), train_dataloaders=[1])
     trainer.fit(toy_semifl(), ToyData())
     measured = trainer.callback_metrics["test/loss"]
     assert trainer.test()[0]["test/loss"] == measured == trainer.test(ckpt_path="last")[0]["test/loss"]

@@ -207,7 +207,7 @@ def test_images_are_pixels_whatever_their_type(kind: str, channels: int) -> None
     part = (images, torch.arange(30) % 3)
     data = FederatedDataModule.from_datasets(part, part, weak="crop", strong="fixmatch", num_clients=2, num_labels=6)
     data.setup()
-    assert torch.equal(data.test_as_read.images, pixels)
+    assert torch.equal(data.test_images, pixels)
     with pytest.raises(ValueError, match="has no usual views"):
         FederatedDataModule.from_datasets((images.float() - 1, part[1]), part)
 
