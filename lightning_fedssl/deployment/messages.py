@@ -85,7 +85,9 @@ def read_answer(
                 f"{printable(wrong[0])!r} of its tensors is {'un' * (wrong[0] in arrays)}known or "
                 "missing"
             )
-        tensors = {name: _tensor(name, array, expected[name]) for name, array in arrays.items()}
+        # In our order, not the node's: rules that combine join the tensors of an update.
+        names = [name for name in expected if name in arrays]
+        tensors = {name: _tensor(name, arrays[name], expected[name]) for name in names}
         return values, tensors, {name: _pair(name, sums[name]) for name in scalars if name in sums}
     except MessageError:
         raise

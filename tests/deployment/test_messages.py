@@ -137,6 +137,12 @@ def test_scalars_that_are_no_sum_and_weight_are_refused(pair: list[float]) -> No
     assert read_answer(answer, ["round"], EXPECTED)[2] == {}
 
 
+def test_tensors_are_in_the_server_s_order() -> None:
+    """Rules such as Median join those of an update: a node that turned them round would spoil the model."""
+    answer = message(records({"w": RIGHT, "a": RIGHT}, {}))
+    assert [*read_answer(answer, [], {"a": EXPECTED["w"], "w": EXPECTED["w"]})[1]] == ["a", "w"]
+
+
 @pytest.mark.parametrize("missing", ["tensors", "values"])
 def test_an_answer_without_a_record_is_refused(missing: str) -> None:
     content = records({}, {"round": 1})
