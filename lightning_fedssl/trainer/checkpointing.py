@@ -188,13 +188,13 @@ def take(run: Run, weights_only: bool = False) -> checkpoint_file.Checkpoint:
         "max_rounds": int(run.settings.max_rounds),
         "seed": run.seed,
         "partition": run.datamodule.split.hash,
-        "total_bytes": run.scalars.total_bytes,
+        "total_bytes": float(run.scalars.total_bytes),
         "metrics": map_values(float, run.scalars.last),
         "federation": {
-            "parameters": server.parameters,
-            "buffers": server.buffers,
+            "parameters": dict(server.parameters),  # on_save_checkpoint may change it
+            "buffers": dict(server.buffers),
             "version": server.version,
-            "extra": server.extra,
+            "extra": map_values(dict, server.extra),
             "server_optimizer": {} if left_out else optimizer_state(run.server_optimizer),
             "clients": {} if left_out else algorithm.clients.state_dict(),
             "client_states_left_out": left_out,

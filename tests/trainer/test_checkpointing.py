@@ -141,6 +141,13 @@ def test_a_checkpoint_holds_tensors_and_primitives_under_lightnings_names(tmp_pa
     assert len(loaded["federation"]["clients"]) > 0
 
 
+def test_a_method_may_change_what_is_saved_without_changing_the_run(tmp_path: Path) -> None:
+    algorithm, trainer = toy_semifl(), toy_trainer(tmp_path, max_rounds=2, logger=False)
+    vars(algorithm)["on_save_checkpoint"] = lambda saved: saved["federation"]["parameters"].clear()
+    trainer.fit(algorithm, ToyData())
+    assert algorithm.server.parameters
+
+
 def test_a_finished_run_resumes_to_nothing_more_and_a_longer_one_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
