@@ -44,8 +44,8 @@ class Judge:
 
     Attributes:
         rules: The rules of ``trainer.updates``.
-        outcomes: What became of the clients of the round so far; with several ranks each has those
-            of all once the updates are exchanged.
+        outcomes: What became of the clients of the last phase so far; with several ranks each has
+            those of all once the updates are exchanged.
         received: By client, the broadcast that it has trained from, until its update is judged.
         client_seconds: Seconds that this rank took to train its clients, in the last round in which
             clients were trained.
@@ -74,7 +74,7 @@ class Judge:
         self.algorithm.clients.staged.clear()
         self.received.clear()
         self._own.clear()
-        self.outcomes |= dict.fromkeys(absent, "dropped")
+        self.outcomes = dict.fromkeys(absent, "dropped")
 
     def started(self, client: int, received: State) -> None:
         """A client of this rank has received its broadcast."""

@@ -39,13 +39,7 @@ from lightning_fedssl.algorithms import (
     Supervised,
 )
 from lightning_fedssl.callbacks import GlobalUpdateFrequency
-from lightning_fedssl.data import (
-    FederatedDataModule,
-    FullyLabeledClients,
-    LabeledClasses,
-    LocalData,
-    Partition,
-)
+from lightning_fedssl.data import FederatedDataModule, FullyLabeledClients, LabeledClasses, LocalData, Partition
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
 from lightning_fedssl.functional.optimizers import FedOpt, half_momentum

@@ -23,16 +23,7 @@ from lightning_fedssl.functional.pseudo_labels import pseudo_label
 from lightning_fedssl.local_training import LocalTraining, ready, stacked_step, vectorized
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import Batch, ClientUpdate, ServerState
-from tests.local_training.helpers import (
-    SGD,
-    Federation,
-    Result,
-    assert_agree,
-    both,
-    clients_of,
-    distance,
-    make,
-)
+from tests.local_training.helpers import SGD, Federation, Result, assert_agree, both, clients_of, distance, make
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_fedssl.models import (
-    NormKind,
-    StaticBatchNorm2d,
-    make_norm,
-)
+from lightning_fedssl.models import NormKind, StaticBatchNorm2d, make_norm
 from lightning_fedssl.models.layers import num_groups
 from lightning_fedssl.models.network import MaxPool2d, max_pool
 

@@ -9,13 +9,7 @@ import torch
 from lightning.pytorch.cli import LightningArgumentParser
 from torch import Tensor, nn
 
-from lightning_fedssl.models import (
-    CNN,
-    MLP,
-    NetworkFactory,
-    WideResNet,
-    build_network,
-)
+from lightning_fedssl.models import CNN, MLP, NetworkFactory, WideResNet, build_network
 
 
 class UserNet(nn.Module):

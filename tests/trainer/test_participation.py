@@ -12,19 +12,15 @@ import pytest
 import torch
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithms import OverlapSGD
+from lightning_fedssl.algorithms import FedAvg, OverlapSGD
 from lightning_fedssl.callbacks import CommunicationLedger, RunReport, StaticBatchNorm
-from lightning_fedssl.system import (
-    Availability,
-    Device,
-    Faults,
-    RandomDropout,
-    SystemModel,
-)
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.local_work import NO_WORK, LocalWork
+from lightning_fedssl.system import Availability, Device, Faults, RandomDropout, SystemModel
 from lightning_fedssl.trainer import FederatedTrainer
 from tests.algorithms.helpers import METHODS, toy_easgd
 from tests.callbacks.test_communication_ledger import ledger_of
-from tests.toy import ToyData, assert_same, forked, labeled_clients, toy_fedavg, toy_semifl, toy_trainer, weights
+from tests.toy import ToyData, assert_same, forked, labeled_clients, toy, toy_fedavg, toy_semifl, toy_trainer, weights
 from tests.trainer.helpers import StopAfter, logged
 
 
@@ -193,6 +189,26 @@ def test_ranks_lose_the_clients_that_one_rank_loses(tmp_path: Path, make: Any, d
     assert found[0][1:] == found[1][1:]
     for name, t in found[0][0].items():
         torch.testing.assert_close(found[1][0][name], t, rtol=1e-9, atol=1e-12)
+
+
+class TwoPhases(FedAvg):
+    """Trains its clients twice in a round; each skips one of the two, and counts both."""
+
+    def round(self, federation: Any) -> None:
+        for self.phase in range(2):
+            self.aggregate(self.accumulate(federation.train_clients()))
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        count = self.clients.get(data.party, "seen").get("count", torch.zeros(()))
+        self.clients.put(data.party, "seen", {"count": count + 1})
+        return super().on_client_start(data) if (data.party + self.phase) % 2 else NO_WORK
+
+
+def test_every_rank_keeps_what_clients_that_skip_a_phase_have_stored(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=2, clients_per_round=4, logger=False, **forked(2))
+    trainer.fit(toy(TwoPhases), labeled_clients())
+    saved = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["federation"]["clients"]
+    assert [int(saved[client]["seen.count"]) for client in range(4)] == [4] * 4
 
 
 def test_resuming_with_another_availability_is_refused(tmp_path: Path) -> None:

@@ -13,9 +13,7 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data.augment.randaugment import DIGITS, FEDMATCH, FIXMATCH, SEMIFL, Pool, RandAugment
-from lightning_fedssl.data.augment.views import (
-    Cutout,
-)
+from lightning_fedssl.data.augment.views import Cutout
 from tests.data.augment.helpers import BILINEAR, pictures
 
 

@@ -9,10 +9,7 @@ from torch import Tensor
 from lightning_fedssl import sampling
 from lightning_fedssl.data.augment import randaugment
 from lightning_fedssl.data.augment.randaugment import DIGITS, FEDMATCH, FIXMATCH, SEMIFL, Pool, RandAugment
-from lightning_fedssl.data.augment.views import (
-    FlipCrop,
-    strong_stages,
-)
+from lightning_fedssl.data.augment.views import FlipCrop, strong_stages
 from tests.data.augment.helpers import pictures, spec
 
 

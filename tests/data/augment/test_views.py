@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data.augment.randaugment import FIXMATCH, Operation, Pool, RandAugment
-from lightning_fedssl.data.augment.views import (
-    FlipCrop,
-    Normalize,
-    View,
-    make_views,
-    weak_stages,
-)
+from lightning_fedssl.data.augment.views import FlipCrop, Normalize, View, make_views, weak_stages
 from tests.data.augment.helpers import MEAN, STD, pictures, spec
 
 ALL_VIEWS = ["weak", "fixmatch", "semifl", "digits", "fedmatch"]
