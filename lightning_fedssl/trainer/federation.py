@@ -46,7 +46,10 @@ class RunFederation(Federation):
 
     Attributes:
         judge: Judges the updates of the clients.
+        takes_steps: Whether a client of this rank has begun steps that ``training_step`` makes.
     """
+
+    takes_steps = False
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -236,6 +239,7 @@ class SimulatedFederation(RunFederation):
             sizes = sizes | (sizes_of(run.algorithm.server.personal) if new else {})
         self.transfer(client, "down", sizes)
         self.judge.started(client, received)
+        self.takes_steps |= work.num_steps > 0 and work.train is None
         if work.num_steps and run.settings.system is not None:
             run.step_work[client] = step_work(
                 run.algorithm, data, work, run.fabric, self._step_work

@@ -194,7 +194,7 @@ def run_round(run: Run, federation: RunFederation, index: int) -> Metrics:
         scalars.count({"time/client_samples_per_s": images / judge.client_seconds})
     seconds = time.perf_counter() - started
     collected, sent = scalars.end_round(run.gather, run.round.cohort, seconds)
-    if index == 1 and collected.get("client/steps") and not collected.keys() & _OF_A_STEP:
+    if index == 1 and federation.takes_steps and not collected.keys() & _OF_A_STEP:
         _log.warning(
             "round 1: no client has trained, because %s.training_step returned None for every "
             "batch, which skips it; if this is not intended, return the loss",

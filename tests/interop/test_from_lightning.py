@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning
 import numpy as np
@@ -74,6 +74,10 @@ class Manual(Line):
     """A module with optimization of its own."""
 
     automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        self.manual_backward(super().training_step(batch, batch_idx))
+        cast(Any, self.optimizers()).step()
 
 
 class Noisy(Dataset[Any]):
@@ -402,6 +406,12 @@ class Ramp(Line):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_epoch", float(self.current_epoch))
+
+
+def test_manual_optimization_skips_no_batch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    weights, _ = fit(tmp_path, FedAvg.from_lightning(Manual(), plain()))
+    assert not torch.equal(weights["net.0.weight"], Line().net[0].weight)
+    assert "no client has trained" not in caplog.text
 
 
 def test_counters_go_on_from_round_to_round(tmp_path: Path) -> None:
