@@ -584,9 +584,9 @@ class Regression(Task):
         """Names targets far from the outputs of a new network."""
         mean = targets.double().nanmean(dim=0)
         std = (targets - mean).square().nanmean(dim=0).sqrt()
-        sizes = ((targets - self._mean) / self._std).square().nanmean(dim=0).sqrt()
-        is_large = bool(sizes.max() >= _LARGE * sizes.min().clamp(max=1))
-        if len(targets) < 2 or not is_large:
+        far = ((mean - self._mean).square() + std.square() >= (_LARGE * self._std) ** 2).any()
+        unlike = self._std.numel() < len(std) and std.max() > _LARGE * std.min()
+        if len(targets) < 2 or not (far or unlike):
             return ""
         texts = [", ".join(f"{number:.3g}" for number in numbers) for numbers in (mean, std)]
         return (

@@ -162,6 +162,8 @@ def test_what_training_targets_make_hard_is_said() -> None:
     assert not Regression(mean=2000, std=1000).advice(targets)
     assert "have the mean 2e+03 and the deviation 1e+03" in Regression().advice(targets)
     assert not Regression().advice(targets[:1])  # one target has no deviation
+    assert not Regression().advice(torch.zeros(2, 1))
+    assert not Regression(std=[1, 1]).advice(torch.tensor([[1.0, 0], [-1, 0.1]]))  # each has a std of its own
     assert Regression().strata(torch.full((2, 1), math.nan), 1).tolist() == [-1, -1]
     rare = torch.tensor([[0, 1, 0]]).expand(20, 3)
     data = FederatedDataModule.from_datasets(
