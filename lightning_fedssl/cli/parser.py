@@ -107,7 +107,8 @@ class ConfigFile(ActionConfigFile):
         parser.reading = ""
         if is_mapping:
             return
-        keys = dict(flat("", load_yaml(Path(path).read_text(encoding="utf-8"))))
+        written = dict(flat("", load_yaml(Path(path).read_text(encoding="utf-8"))))
+        keys = {name.removesuffix(".class_path"): value for name, value in written.items()}
         if not Path(path).is_relative_to(CONFIGS):
             parser.own = {**parser.own, **keys}
         elif lost := [f"{k}: {v}" for k, v in parser.own.items() if keys.get(k, v) != v]:

@@ -58,9 +58,11 @@ def test_later_files_and_then_options_win(folder: Path) -> None:
 def test_a_preset_after_a_file_of_one_s_own_is_named(
     folder: Path, caplog: pytest.LogCaptureFixture, files: list[str]
 ) -> None:
-    FederatedCLI(args=[f"--config={name}" for name in files], run=False)
-    warned = "presets/images.yaml replaces" in caplog.text and "data.num_clients: 5," in caplog.text
-    assert warned == (files[0] == "run.yaml")
+    write("short.yaml", {"model": "FedAvg"})
+    FederatedCLI(args=[f"--config={name}" for name in ("short.yaml", *files)], run=False)
+    assert "presets/images.yaml replaces" in caplog.text
+    assert " model: " in caplog.text
+    assert ("data.num_clients: 5," in caplog.text) == (files[0] == "run.yaml")
 
 
 def test_another_method_keeps_the_arguments_that_it_shares(folder: Path) -> None:
