@@ -185,8 +185,11 @@ def hold(data: ToyData, unlabeled: list[torch.Tensor]) -> None:
 def test_a_client_s_loss_counts_as_often_as_it_has_seen_images() -> None:
     data = ToyData()
     algorithm = ready(toy_semi_sfl(client_steps=4), data)
+    step = algorithm.joint_training_step
+    losses = torch.tensor([1.0] * 5 + [3.0] * 5, dtype=torch.float64)  # of the images of both clients
+    vars(algorithm)["joint_training_step"] = lambda *given: step(*given)._replace(image_losses=losses)
     jointly(algorithm, data, [2, 0])
-    assert [(name, weight) for name, _, weight, _ in algorithm.logged] == [("client/loss", 4 * 5)] * 2
+    assert [tuple(map(float, logged[1:])) for logged in algorithm.logged] == [(1.0, 4 * 5, 2), (3.0, 4 * 5, 0)]
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,7 @@ def test_what_diverges_is_told_with_a_remedy(tmp_path: Path, caplog: pytest.LogC
         trainer.fit(toy_semifl(optimizer=huge, gradient_clip_norm=None), ToyData())
     with pytest.raises(ValueError, match=r"no client's update was accepted in any round.*optimizer\.init_args\.lr"):
         trainer.fit(algorithm := toy_fedavg(optimizer=huge), labeled_clients())
+    assert "no client has trained" not in caplog.text
     for rounds, lr, start in ((1, 0.1, None), (2, 1e38, "last")):  # a resumed run had accepted updates before
         resumed = toy_trainer(tmp_path / "resumed", max_rounds=rounds, allow_changed=True, logger=False)
         resumed.fit(toy_fedavg(optimizer=partial(torch.optim.SGD, lr=lr)), labeled_clients(), ckpt_path=start)

@@ -344,6 +344,8 @@ def test_split_learning_without_a_client_equals_a_cohort_without_it(
     vars(absent)["on_client_start"] = lambda data: begin(data).limited(0 if data.party == 1 else None)
     other = toy_trainer(tmp_path, **options)
     other.fit(absent, ToyData())
+    sent = [float(one.callback_metrics["communication/upload_bytes"]) for one in (trainer, other)]
+    assert sent[0] > sent[1]  # by the features of its first step
     for name, t in weights(absent).items():
         torch.testing.assert_close(weights(broken)[name], t)
     assert float(trainer.callback_metrics["client/loss"]) == pytest.approx(float(other.callback_metrics["client/loss"]))
