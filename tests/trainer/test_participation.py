@@ -204,8 +204,9 @@ class TwoPhases(FedAvg):
         return super().on_client_start(data) if (data.party + self.phase) % 2 else NO_WORK
 
 
-def test_every_rank_keeps_what_clients_that_skip_a_phase_have_stored(tmp_path: Path) -> None:
-    trainer = toy_trainer(tmp_path, max_rounds=2, clients_per_round=4, logger=False, **forked(2))
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_rank_keeps_what_clients_that_skip_a_phase_have_stored(tmp_path: Path, ranks: int) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=2, clients_per_round=4, logger=False, **forked(ranks))
     trainer.fit(toy(TwoPhases), labeled_clients())
     saved = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["federation"]["clients"]
     assert [int(saved[client]["seen.count"]) for client in range(4)] == [4] * 4
