@@ -325,30 +325,15 @@ def step_of(clients: int, images: int, side: int, device: str, small: bool) -> C
     return step
 
 
-def by_columns(x: Tensor, weight: Tensor) -> Tensor:
-    """Convolutions of clients by one batched product: x (clients, images, channels, side, side)."""
-    clients, images, channels, side, _ = x.shape
-    parts = F.pad(x, (1, 1, 1, 1)).unfold(3, 3, 1).unfold(4, 3, 1).permute(0, 2, 5, 6, 1, 3, 4)
-    return weight.flatten(2) @ parts.reshape(clients, channels * 9, images * side**2)
-
-
-def convolve(way: str, clients: int, shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> float:
-    """Milliseconds of the 3 x 3 convolutions of several clients with 10 images, forward and backward."""
+def convolve(last: bool, clients: int, shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> float:
+    """Milliseconds of 3 x 3 convolutions of several clients with 10 images, there and back, a group for each client."""
     channels_in, channels, side = shape
-    like: dict[str, Any] = {"device": device, "dtype": dtype, "requires_grad": True}
-    weight = torch.randn(clients, channels, channels_in, 3, 3, **like)
-    flat = torch.randn(10, clients * channels_in, side, side, **like)
-    apart = torch.randn(clients, 10, channels_in, side, side, **like)
-    if "channels last" in way:
-        flat = flat.detach().to(memory_format=torch.channels_last).requires_grad_()
+    weight = torch.randn(clients * channels, channels_in, 3, 3, device=device, dtype=dtype, requires_grad=True)
+    x = torch.randn(10, clients * channels_in, side, side, device=device, dtype=dtype)
+    x = (x.to(memory_format=torch.channels_last) if last else x).requires_grad_()
 
     def call() -> None:
-        if way.startswith("grouped"):
-            x, out = flat, F.conv2d(flat, weight.flatten(0, 1), padding=1, groups=clients)
-        elif way == "columns":
-            x, out = apart, by_columns(apart, weight)
-        else:
-            x, out = apart, torch.stack([F.conv2d(a, b, padding=1) for a, b in zip(apart, weight, strict=True)])
+        out = F.conv2d(x, weight, padding=1, groups=clients)
         torch.autograd.grad(out, (x, weight), torch.ones_like(out))
 
     return milliseconds(recorded(call, device))
@@ -381,9 +366,9 @@ def limits(device: str, tiny: bool) -> Cases:
         streams = [torch.cuda.Stream() for _ in calls]
         return f"{milliseconds(lambda: side_by_side(calls, streams)):.3f} ms"
 
-    def convolutions(way: str, shape: tuple[int, int, int], dtype: torch.dtype) -> str:
+    def convolutions(last: bool, shape: tuple[int, int, int], dtype: torch.dtype) -> str:
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
-        return f"{convolve(way, clients, shape, dtype, device):.3f} ms"
+        return f"{convolve(last, clients, shape, dtype, device):.3f} ms"
 
     yield ("launch", "eager", ""), partial(launches, lambda function, device: function)
     yield ("launch", "graph", ""), partial(launches, recorded)
@@ -394,9 +379,9 @@ def limits(device: str, tiny: bool) -> Cases:
         yield ("step of ten clients", "on a stream each", graph), partial(steps, False, graph == "graph")
     for dtype in (torch.float32, torch.bfloat16):
         for shape in ((3, 16, side), (32, 32, side), (64, 64, side // 2), (128, 128, side // 4)):
-            for way in ("grouped", "grouped, channels last", "columns", "one by one"):
+            for way in ("grouped", "grouped, channels last"):
                 what = f"{shape[0]} to {shape[1]} at {shape[2]}"
-                yield ("convolution " + what, way, str(dtype)[6:]), partial(convolutions, way, shape, dtype)
+                yield ("convolution " + what, way, str(dtype)[6:]), partial(convolutions, "last" in way, shape, dtype)
 
 
 PARTS = {"rounds": (rounds, "gpu_rounds.csv"), "limits": (limits, "gpu_limits.csv"), "agree": (agree, "gpu.csv")}

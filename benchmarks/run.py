@@ -136,13 +136,8 @@ def semifl(arguments: argparse.Namespace) -> list[str]:
     difference = float(_print_of(sys.executable, "semifl.py", "--check"))
     if not difference < 1e-9:
         raise SystemExit(f"the two SemiFL rounds differ by {difference:.1e} in float64")
-    names = {
-        "lightning_fedssl": "ours",
-        "client by client in plain PyTorch, with our batched views": "plain",
-        "the same, with torchvision's views of single images": "torchvision",
-    }
-    contenders = [Contender(name, "semifl.py", ("--variant", variant)) for name, variant in names.items()]
-    results = interleave(contenders, 1, _turns(arguments, 5), ask_loss=False)
+    plain = Contender("client by client in plain PyTorch", "semifl.py", ("--variant", "plain"))
+    results = interleave([Contender("lightning_fedssl", "semifl.py"), plain], 1, _turns(arguments, 5), ask_loss=False)
     return [
         "## A SemiFL round",
         "",

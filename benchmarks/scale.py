@@ -1,124 +1,110 @@
-"""100,000 clients: CPU time and memory over 200 rounds, and CPU time to set them up, by partition.
+"""What grows with clients, cohort, weights, images and rounds: CPU time and memory.
 
-FedAvg trains a small perceptron on 30 images a client, ten clients a round. The first table has the rounds. The second
-table has the setup of the data module with 3 and with 30 images a client; the images exist already.
+FedAvg trains a perceptron on random images of 8 x 8; the last row is FedSHVR, whose clients keep a state. Every run has
+a process of its own, forked from one that has imported all: *peak* is its largest memory, *save* the CPU time of a
+checkpoint in a round. One thread.
 
-    python benchmarks/scale.py
+    OMP_NUM_THREADS=1 python benchmarks/scale.py
+    OMP_NUM_THREADS=1 python benchmarks/scale.py "100,000 clients"
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
-import logging
+import multiprocessing
+import resource
+import sys
 import tempfile
 import time
-import warnings
-from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
+from typing import Any, ClassVar
 
 import torch
 
+import command_line
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.algorithms import FedAvg
-from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.algorithms import FedAvg, FedSHVR
 from lightning_fedssl.callbacks import FederatedCheckpoint
-from lightning_fedssl.data import Dirichlet, FederatedDataModule, Iid, NaturalClients, Partition, Shards, Stratified
+from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.models import MLP
 from lightning_fedssl.run import TrainerView
 from lightning_fedssl.trainer import FederatedTrainer
 
-SPEC = DatasetSpec("digits", 10, (1, 8, 8), (0.5,), (0.25,), tuple("0123456789"))
-
-
-PARTITIONS: dict[str, Callable[[], Partition]] = {
-    "Iid": Iid,
-    "NaturalClients": NaturalClients,
-    "Stratified": Stratified,
-    "Shards": Shards,
-    "Dirichlet": functools.partial(Dirichlet, min_size=1),
+_WEIGHTS = {"clients": 20, "cohort": 5, "images": 10, "rounds": 6, "hidden": (128,)}
+CASES: dict[str, dict[str, Any]] = {
+    **{f"{n:,} clients": {"clients": n} for n in (10, 1000, 100_000)},
+    **{f"{n:,} of 10,000 clients a round": {"clients": 10_000, "cohort": n, "rounds": 6} for n in (10, 100, 1000)},
+    "9,600 weights": _WEIGHTS,
+    "1.1 million weights": _WEIGHTS | {"hidden": (1000, 1000)},
+    "9.2 million weights": _WEIGHTS | {"hidden": (3000, 3000)},
+    "100 million weights": _WEIGHTS | {"hidden": (10_000, 10_000)},
+    **{f"{n:,} images a client": {"clients": 20, "cohort": 2, "images": n, "rounds": 3} for n in (500, 50_000)},
+    "3,000 rounds": {"clients": 20, "cohort": 2, "images": 10, "rounds": 3000},
+    "200 clients with a state": {"clients": 2000, "cohort": 200, "rounds": 8, "method": FedSHVR},
 }
+"""The settings of each row; by default 10 of 100 clients with 30 images each train in each of 12 rounds."""
 
 
 class Data(FederatedDataModule):
     """The same number of random images for each client."""
 
-    def __init__(self, clients: int, images: int = 30, partition: Partition | None = None) -> None:
+    def __init__(self, clients: int, images: int) -> None:
         super().__init__(
             "digits", num_clients=clients, num_labels="all", label_location="clients", validation=0, weak="none",
-            strong="none", partition=partition,
+            strong="none",
         )  # fmt: skip
-        self.spec = SPEC
-        labels = torch.arange(images * clients) % 10
-        pixels = torch.randint(0, 256, (len(labels), 1, 8, 8), dtype=torch.uint8)
-        self.pictures = ImageSplit(pixels, labels, client_ids=torch.arange(len(labels)) % clients)
+        pixels = torch.randint(0, 256, (images * clients, 1, 8, 8), dtype=torch.uint8)
+        self.pictures = ImageSplit(pixels, torch.arange(len(pixels)) % 10)
 
     def _load(self) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:
-        return SPEC, self.pictures, ImageSplit(self.pictures.images[:10], self.pictures.labels[:10])
+        return self.spec, self.pictures, ImageSplit(self.pictures.images[:10], self.pictures.labels[:10])
 
 
-def resident_mib() -> float:
-    """Memory of this process."""
-    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmRSS"))
-    return int(line.split()[1]) / 1024
+class Record(FederatedCheckpoint):
+    """Notes the CPU time at the start of each round, and that of each checkpoint."""
 
-
-class Record(FederatedCallback):
-    """Stores CPU time and memory at the start of each round."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[float, float]] = []
+    starts: ClassVar[list[float]] = []
+    saves: ClassVar[list[float]] = []
 
     def on_round_start(self, trainer: TrainerView, algorithm: FederatedAlgorithm) -> None:
-        """Store a row."""
-        self.rows.append((time.process_time(), resident_mib()))
+        """Note the time."""
+        self.starts.append(time.process_time())
+
+    def on_round_end(self, *of_round: Any) -> None:
+        """Save, and note how long it took."""
+        started = time.process_time()
+        super().on_round_end(*of_round)
+        self.saves.append(time.process_time() - started)
 
 
-def measure_setup(clients: int, images: int, turns: int = 3) -> str:
-    """A row: the median CPU seconds of the data module's setup, for each partition."""
-    cells = []
-    for partition in PARTITIONS.values():
-        seconds = []
-        for _ in range(turns):
-            data = Data(clients, images, partition())
-            started = time.process_time()
-            data.setup()
-            seconds.append(time.process_time() - started)
-        cells.append(f"{median(seconds):.2f} ({min(seconds):.2f}-{max(seconds):.2f})")
-    return f"| {clients:,} | {images} | " + " | ".join(cells) + " |"
+def measure(
+    name: str, clients: int = 100, cohort: int = 10, images: int = 30, rounds: int = 12, hidden: Any = (32,),
+    method: type[FederatedAlgorithm] = FedAvg,
+) -> None:  # fmt: skip
+    """Print the row of a run."""
+    started, record = time.process_time(), Record()
+    with tempfile.TemporaryDirectory() as folder:
+        FederatedTrainer(
+            max_rounds=rounds, clients_per_round=cohort, accelerator="cpu", devices=1, enable_progress_bar=False,
+            logger=False, default_root_dir=folder, clients_at_once=1, callbacks=[record],
+        ).fit(method(network=functools.partial(MLP, hidden=hidden)), Data(clients, images))  # fmt: skip
+    times = [1000 * (b - a) for a, b in pairwise(record.starts)]
+    quarter = max(1, len(times) // 4)
+    first, last, save = median(times[:quarter]), median(times[-quarter:]), 1000 * median(record.saves)
+    setup, peak = record.starts[0] - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"| {name} | {setup:.2f} | {first:,.1f} | {last:,.1f} | {save:,.1f} | {peak:,.0f} |", flush=True)
 
 
 def main() -> None:
-    """Set up, train, and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, nargs="+", default=[1000, 100_000])
-    parser.add_argument("--rounds", type=int, default=201)
-    arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-    print("| clients | rounds | CPU ms a round (median) | MiB at the end |\n|---|---|---|---|")
-    for clients in arguments.clients:
-        record, started = Record(), time.process_time()
-        with tempfile.TemporaryDirectory() as folder:
-            FederatedTrainer(
-                max_rounds=arguments.rounds, clients_per_round=10, accelerator="cpu", devices=1,
-                enable_progress_bar=False, logger=False, default_root_dir=folder,
-                callbacks=[record, FederatedCheckpoint(every_n_rounds=arguments.rounds)],
-            ).fit(FedAvg(network=functools.partial(MLP, hidden=(32,))), Data(clients))  # fmt: skip
-        begun, memory = record.rows[0]
-        print(f"| {clients:,} | before the first | {1000 * (begun - started):.0f} | {memory:.0f} |")
-        quarter = max(1, (len(record.rows) - 1) // 4)
-        for first in range(0, len(record.rows) - quarter, quarter):
-            part = record.rows[first : first + quarter + 1]
-            times = [b[0] - a[0] for a, b in pairwise(part)]
-            print(f"| {clients:,} | {first + 1}-{first + quarter} | {1000 * median(times):.1f} | {part[-1][1]:.0f} |")
-    print("\n| clients | images each | " + " | ".join(PARTITIONS) + " |\n|---|---|" + "---|" * len(PARTITIONS))
-    for images in (3, 30):
-        print(measure_setup(max(arguments.clients), images), flush=True)
+    """Print the table."""
+    print(f"`OMP_NUM_THREADS=1 python benchmarks/scale.py` on {command_line.machine()}.\n")
+    head = "| | set-up, s | a round, first quarter, ms | last quarter, ms | save, ms | peak, MiB |"
+    print(f"{head}\n|---|---|---|---|---|---|", flush=True)
+    for name in sys.argv[1:] or CASES:
+        with multiprocessing.get_context("fork").Pool(1) as process:
+            process.apply(measure, (name,), CASES[name])
 
 
 if __name__ == "__main__":

@@ -2,9 +2,8 @@
 
 The plain implementation deep-copies the global model for each client, computes the views batch by batch, and averages a
 list of models at the end. With ``--variant plain`` both use the same random numbers and must give the same weights:
-``--check`` trains two rounds of both in float64 and reports the largest difference. With ``--variant torchvision`` a
-DataLoader computes the views image by image, as in most published code. With ``--variant authors-setting`` this package
-runs everything that a round of the authors' code does (``semifl_authors.py``).
+``--check`` trains two rounds of both in float64 and reports the largest difference. With ``--variant authors-setting``
+this package runs everything that a round of the authors' code does (``semifl_authors.py``).
 
     python benchmarks/peers/semifl.py --variant plain
     python benchmarks/peers/semifl.py --check
@@ -26,7 +25,6 @@ from pacer import Pacer
 from semifl_setting import BATCH, CLIENTS, COHORT, EPOCHS, LABELS, SERVER_MOMENTUM, STEPS, TEST_IMAGES, images
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithms import SemiFL
@@ -74,12 +72,11 @@ class PlainSemiFL:
 
     Args:
         dtype: Of weights and views.
-        torchvision: Make the views image by image in a DataLoader; their draws are then torch's own.
         epochs: Local epochs, of clients and server.
     """
 
-    def __init__(self, dtype: torch.dtype, torchvision: bool, epochs: int) -> None:
-        self.dtype, self.torchvision, self.epochs = dtype, torchvision, epochs
+    def __init__(self, dtype: torch.dtype, epochs: int) -> None:
+        self.dtype, self.epochs = dtype, epochs
         self.data = Data()
         self.data.setup("fit")
         self.server = network("batch").to(dtype)
@@ -131,9 +128,6 @@ class PlainSemiFL:
 
     def batches(self, data: LocalData, labels: Tensor, epoch: int) -> Iterator[tuple[Any, ...]]:
         """Strong and weak views, labels, the images to mix in with their labels, and the mixing ratio."""
-        if self.torchvision:
-            yield from self.loader_batches(data, labels)
-            return
         count = len(data.unlabeled)
         order = data.permutation(count, "order", epoch)
         mix = torch.from_numpy(data.rng("mix rows", epoch).integers(count, size=count))
@@ -145,14 +139,6 @@ class PlainSemiFL:
             strong = data.strong(x, "strong", epoch, start=start)
             weak = data.weak(x, "weak", epoch, start=start)
             yield strong, weak, labels[rows], data.weak(x_other, "mix", epoch, start=start), labels[others], ratio
-
-    def loader_batches(self, data: LocalData, labels: Tensor) -> Iterator[tuple[Any, ...]]:
-        """The same batches from two DataLoaders."""
-        images = data.images[data.unlabeled]
-        fix = DataLoader(Views(images, labels), BATCH, shuffle=True)
-        mix = DataLoader(Views(images, labels), BATCH, shuffle=True)
-        for (weak, strong, y), (weak_mix, _, y_mix) in zip(fix, mix, strict=True):
-            yield strong, weak, y, weak_mix, y_mix, torch.distributions.Beta(MIXUP_ALPHA, MIXUP_ALPHA).sample()
 
     @torch.no_grad()
     def average(self, models: list[nn.Module]) -> None:
@@ -186,26 +172,6 @@ class PlainSemiFL:
         self.server.train()
         for part in data.labeled.sort().values.split(SWEEP):
             self.server(data.plain(part))
-
-
-class Views(Dataset[tuple[Tensor, Tensor, Tensor]]):
-    """Weak and strong view of one image at a time, by torchvision."""
-
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
-        from torchvision.transforms import v2
-
-        self.images, self.labels = images, labels
-        self.normalize = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(SPEC.mean, SPEC.std)])
-        self.weak = v2.Compose([v2.RandomHorizontalFlip(), v2.RandomCrop(32, padding=4, padding_mode="reflect")])
-        self.strong = v2.RandAugment(num_ops=2)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, row: int) -> tuple[Tensor, Tensor, Tensor]:
-        image = self.images[row]
-        strong = self.normalize(self.strong(self.weak(image)))
-        return self.normalize(self.weak(image)), strong, self.labels[row]
 
 
 def semifl(epochs: int, network: type[nn.Module] = CNN, **size: int) -> SemiFL:
@@ -266,7 +232,7 @@ class Pause(FederatedCallback):
 
 def difference() -> float:
     """The largest difference of a weight or statistic after two rounds of one epoch in float64."""
-    algorithm, plain = semifl(1), PlainSemiFL(torch.float64, torchvision=False, epochs=1)
+    algorithm, plain = semifl(1), PlainSemiFL(torch.float64, epochs=1)
     fit(algorithm, 2, "64-true")
     for round_index in (1, 2):
         plain.round(round_index)
@@ -278,7 +244,7 @@ def difference() -> float:
 def main() -> None:
     """Run rounds until the benchmark ends the process, or check that both implementations agree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--variant", choices=["ours", "authors-setting", "plain", "torchvision"], default="ours")
+    parser.add_argument("--variant", choices=["ours", "authors-setting", "plain"], default="ours")
     parser.add_argument("--check", action="store_true", help="print the largest difference, and end")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -291,7 +257,7 @@ def main() -> None:
     elif arguments.variant == "authors-setting":
         fit_in_the_authors_setting(Pause())
     else:
-        plain, pacer = PlainSemiFL(torch.float32, arguments.variant == "torchvision", EPOCHS), Pause().pacer
+        plain, pacer = PlainSemiFL(torch.float32, EPOCHS), Pause().pacer
         for round_index in range(1, 10**6):
             pacer.pause()
             plain.round(round_index)

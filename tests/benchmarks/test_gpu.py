@@ -31,7 +31,6 @@ def test_the_phases_of_a_round_hold_all_of_its_operators(script: Any, tmp_path: 
         trainer.fit(toy_semifl(), ToyData())
     found = phases.result
     assert {"labels", "views", "stacked steps", "steps of one party", "evaluation"} < found.keys()
-    assert all(value >= 0 for value in found.values())
     assert found["stacked steps"] > 10 * found["labels"]
 
 
@@ -39,13 +38,10 @@ def test_clients_differ_in_their_number_of_confident_images(script: Any) -> None
     everything = SimpleNamespace(mask=torch.ones(400, dtype=torch.bool))
     label = script.partly_confident(lambda algorithm, data: everything, (4, 2))
     shares = [float(label(None, data).mask.double().mean()) for data in clients_of((40, 40, 40))]
-    assert len(set(shares)) == 3
-    assert all(0.1 < share < 0.99 for share in shares)
+    assert len({share for share in shares if 0.1 < share < 0.99}) == 3
 
 
 def test_every_limit_is_measured_at_small_size(script: Any) -> None:
-    cases: dict[Any, Any] = dict(script.limits("cpu", True))
-    chosen = [case for case in cases if case[0] != "launch" and ("32 to 32" in case[0] or "convol" not in case[0])]
-    assert len(chosen) == 3 + 4 + 2 * 4
-    for case in chosen:
-        assert cases[case]().split()[1] in ("ms", "TFLOP/s")
+    limits = [(case[0], measure) for case, measure in script.limits("cpu", True) if case[0] != "launch"]
+    units = [measure().split()[1] for name, measure in limits if "32 to 32" in name or "convol" not in name]
+    assert sorted(units) == 3 * ["TFLOP/s"] + (4 + 2 * 2) * ["ms"]
