@@ -157,8 +157,9 @@ def take(run: Run, weights_only: bool = False) -> checkpoint_file.Checkpoint:
     """Everything that a run needs to resume, as tensors and primitives.
 
     ``state_dict`` is the evaluated model with its frozen layers, ``federation`` the state of server
-    and clients, ``callbacks`` the state of the callbacks and ``round`` the number of finished
-    rounds. Random numbers need no entry: they are functions of the seed and the round.
+    and clients (of large ones ``states`` names a file each), ``callbacks`` the state of the
+    callbacks and ``round`` the number of finished rounds. Random numbers need no entry: they are
+    functions of the seed and the round.
     ``model`` is the description of the run
     (:func:`~lightning_fedssl.export.description.describe_model`), from which a checkpoint is
     loaded, exported, and compared with a run that resumes.
