@@ -24,12 +24,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-    "logic nodes of package and callbacks": 126_250,
+    "logic nodes of package and callbacks": 126_300,
     "logic nodes of the core": 21_650,
     "comprehensions per 1,000 lines": 35,
     "functional spellings per 1,000 lines": 8,
     "lines over 100 characters": 0,
-    "tests": 21_540,
+    "tests": 21_550,
     "benchmarks": 2_800,
     "lines of Markdown": 3_600,
     "lines of README.md": 100,

@@ -49,7 +49,7 @@ _LAYOUT: dict[Any, Any] = {
         "metric_rounds": {str: int},
     },
     "round": int,
-    "max_rounds": int,
+    "max_rounds": int | None,  # early checkpoints have none
     "algorithm": str,
     "seed": int,
     "partition": str,
@@ -181,12 +181,13 @@ def load(path: Path) -> Checkpoint:
             f"ckpt_path: {place} is missing in {path}, or has another type; use another checkpoint "
             "of the run"
         )
+    wrong = f"its round is {checkpoint['round']!r}" if checkpoint["round"] < 0 else ""
     weights = {**checkpoint["state_dict"], **checkpoint["federation"]["parameters"]}
     for name, tensor in weights.items():
         if not tensor.isfinite().all():
-            raise ValueError(
-                f"ckpt_path: {name} is not finite in {path}; use a checkpoint of an earlier round"
-            )
+            wrong = f"{name} is not finite"
+    if wrong:
+        raise ValueError(f"ckpt_path: {wrong} in {path}; use a checkpoint of an earlier round")
     return checkpoint
 
 
@@ -244,7 +245,10 @@ def is_plain(value: Any) -> bool:
 def _misfit(value: Any, layout: Any, place: str) -> str | None:
     """The place of the first entry that a layout has and a value has not; None if it fits."""
     if not isinstance(layout, dict):
-        return None if isinstance(value, layout) else place
+        fits = isinstance(value, layout)
+        if layout is Tensor and fits:  # neither sparse, quantised, nor without numbers
+            fits = value.layout is torch.strided and not value.is_quantized
+        return None if fits else place
     if not isinstance(value, dict):
         return place
     for key, part in layout.items():

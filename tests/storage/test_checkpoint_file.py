@@ -24,7 +24,7 @@ FEDERATION: dict[str, Any] = {
 }  # fmt: skip
 OTHERS = {
     "format": checkpoint_file.FORMAT, "algorithm": "A", "seed": 0, "partition": "", "metrics": {}, "total_bytes": 0.0,
-    "callbacks": {}, "max_rounds": 9,
+    "callbacks": {},
     "model": {"algorithm": "A", "arguments": {}, "settings": {}, "network": {"class_path": None}, "metric_rounds": {}},
 }  # fmt: skip
 
@@ -120,11 +120,13 @@ def test_other_files_and_missing_files_are_named(tmp_path: Path) -> None:
     [
         ({"state_dict": {"w": torch.tensor([1.0, torch.nan])}}, "w is not finite"),
         ({"federation": FEDERATION | {"parameters": {"v": torch.tensor(torch.inf)}}}, "v is not finite"),
+        ({"round": -5}, "its round is -5"),
         ({"round": 1.5}, r"checkpoint\['round'\] is missing in .*odd\.ckpt, or has another type"),
         ({"callbacks": {3: {}}}, r"checkpoint\['callbacks'\]\[3\] is missing"),
         ({"model": {}}, r"checkpoint\['model'\]\['algorithm'\] is missing"),
         ({"federation": {**FEDERATION, "clients": 5}}, r"checkpoint\['federation'\]\['clients'\] is missing"),
         ({"federation": {**FEDERATION, "server_optimizer": {"w": "x"}}}, r"\['server_optimizer'\]\['w'\] is missing"),
+        ({"state_dict": {"w": torch.eye(2).to_sparse()}}, r"checkpoint\['state_dict'\]\['w'\] is missing"),
         ({"format": 1}, "has the format 1"),
     ],
 )
