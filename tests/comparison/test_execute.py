@@ -77,7 +77,9 @@ def test_runs_are_forked_where_a_function_trains_them(monkeypatch: pytest.Monkey
 
 
 IMPORTING = """
+import signal
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background ignores it
 from lightning_fedssl.comparison import execute
 Path("slow.py").write_text("open('begun', 'w'); import time; time.sleep(9)")
 execute._PRELOADED[:] = ["slow"]
