@@ -120,8 +120,9 @@ class LabelsAlone(FederatedCallback):
             for logger in trainer.loggers:
                 if isinstance(logger, TensorBoardLogger):  # a line beside the run's curve
                     logger.log_metrics(level, step=1)
-                    chart = [f"val/{task.monitor}", *level]
-                    logger.experiment.add_custom_scalars_multilinechart(chart, title=task.monitor)
+                    logger.experiment.add_custom_scalars_multilinechart(
+                        [f"val/{task.monitor}", *level], title=task.monitor
+                    )
             trainer.log_metrics(level)
             if chooses:
                 self._choose(trainer, algorithm, trained, Path(folder))

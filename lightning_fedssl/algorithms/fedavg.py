@@ -67,7 +67,7 @@ class FedAvg(ServerPhases):
     def from_lightning(
         cls,
         module: LightningModule,
-        clients: Sequence[Any] = (),
+        clients: Sequence[Any],
         *,
         server: DataLoader[Any] | None = None,
         val_dataloaders: Any = None,
@@ -89,7 +89,7 @@ class FedAvg(ServerPhases):
             clients: A loader for each client, of labelled batches without ``server`` and of
                 unlabelled ones with it; or ``{"labeled": loader, "unlabeled": loader}`` for each.
                 A sequence that is not a list or tuple makes a client's loader when the client is
-                drawn. Under Lightning's name, ``train_dataloaders``, too.
+                drawn.
             server: The server's loader of labelled batches; it trains by ``training_step``.
             val_dataloaders: One or several loaders for the module's ``validation_step``, after
                 every round.
@@ -107,7 +107,6 @@ class FedAvg(ServerPhases):
                 "an unlabeled_training_step, such as FixMatch's loss: "
                 "consistency_loss(self(strong), pseudo_label(self(weak).detach(), 0.95))"
             )
-        clients = kwargs.pop("train_dataloaders", clients)
         evaluated = {"validate": val_dataloaders, "test": test_dataloaders}
         return federation(
             LightningFedAvg, CountingFedAvg, module, clients, server, evaluated, kwargs

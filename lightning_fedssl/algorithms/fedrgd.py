@@ -244,12 +244,12 @@ class FedRGD(SlotAlgorithm):
         """One sum per group; batch-norm statistics stay with the slot, or are summed too."""
         sums = {f"group {group}": WeightedSum() for group in range(self.num_groups)}
         for update in updates:
-            averaged = self.bn_buffers == "average"
-            if update.buffers and not averaged:
+            tensors = update.parameters
+            if self.bn_buffers == "average":
+                tensors = update.model()
+            elif update.buffers:
                 self.clients.put(self.slot_of[update.client], "buffers", update.buffers)
-            sums[f"group {self.group_of(update.client)}"].add(
-                update.parameters | (update.buffers if averaged else {})
-            )
+            sums[f"group {self.group_of(update.client)}"].add(tensors)
         return sums
 
     def aggregate(self, sums: Sums) -> None:

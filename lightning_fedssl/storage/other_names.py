@@ -60,7 +60,7 @@ OTHER_NAMES = {
     "early_stopping_callback": "it is one of trainer.callbacks",
     "early_stopping_callbacks": "they are in trainer.callbacks",
     "train_dataloader": _LOADERS,
-    "train_dataloaders": "FedAvg.from_lightning(module, train_dataloaders) takes one a client",
+    "train_dataloaders": "FedAvg.from_lightning(module, clients) takes one a client",
     "val_dataloaders": _LOADERS,
     "test_dataloaders": _LOADERS,
     "predict_dataloaders": _LOADERS,

@@ -170,8 +170,10 @@ def build_model(algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) 
             the data.
     """
     for key, value in algorithm.hparams.items():
-        if isinstance(value, float) and math.isnan(value):
-            raise ValueError(f"model.{key} is {value}: give a number")
+        if (isinstance(value, float) and math.isnan(value)) or (
+            isinstance(value, int) and abs(value) >= 10**18  # more than a tensor of int64 holds
+        ):
+            raise ValueError(f"model.{key} is {value}: give a finite number below 1e18")
     for name in ("num_classes", "in_shape"):
         configured = getattr(algorithm, name)
         actual = getattr(datamodule, name)

@@ -42,6 +42,7 @@ OPTIONS = [
     ("--model.optimizer.lr -1", "model.optimizer|learning rate"),
     ("--model.optimizer LBFGS", "model.optimizer|LBFGS"),
     ("--model.client_epochs 0", "model.client_epochs|0"),
+    ("--model.server_steps 100000000000000000000", "model.server_steps|1e18"),
     ("--data.num_clients 0", "data.num_clients|0"),
     ("--data.num_clients 100000", "data.num_clients|100000"),
     ("--data.num_labels 3", "data.num_labels|10 classes"),

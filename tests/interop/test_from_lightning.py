@@ -471,7 +471,7 @@ LINE = partial(FedAvg.from_lightning, Line())
         (lambda: LINE([]), "clients is an empty list"),
         (lambda: LINE(plain(1)[0]), "clients is a DataLoader"),  # type: ignore[arg-type]
         (lambda: LINE(ToyData()), "clients is a ToyData"),  # type: ignore[arg-type]
-        (lambda: LINE(train_dataloaders=[iter([1])]), r"clients\[0\] is a list_iterator"),
+        (lambda: LINE([iter([1])]), r"clients\[0\] is a list_iterator"),
         (lambda: LINE([{"labelled": plain(1)[0]}]), r"clients\[0\] has 'labelled': give labeled, unlabeled or both"),
         (lambda: LINE([DataLoader(Stream())]), r"clients\[0\] is a DataLoader .* IterableDataset needs __len__"),
         (lambda: LINE([DataLoader([1], 2, drop_last=True)]), r"clients\[0\] is a DataLoader"),  # type: ignore[arg-type]
