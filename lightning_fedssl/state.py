@@ -167,7 +167,7 @@ class ClientUpdate:
 
         A tensor of the payload is named ``payload.name``.
         """
-        return sizes_of({**self.parameters, **self.buffers, **named_payload(self.payload)})
+        return sizes_of({**self.model(), **named_payload(self.payload)})
 
 
 def is_local(name: str, local_modules: Collection[str]) -> bool:

@@ -276,11 +276,7 @@ class Node:
         values = {"client": client, "round": number, "num_samples": samples, "num_steps": steps}
         tensors_to_send: State = {}
         if update:
-            tensors_to_send = {
-                **update.parameters,
-                **update.buffers,
-                **named_payload(update.payload),
-            }
+            tensors_to_send = {**update.model(), **named_payload(update.payload)}
         return to_records(tensors_to_send, values, scalars if self.send_scalars else {})
 
     def _begin_round(self, round_index: int, model: State) -> None:
