@@ -2,14 +2,14 @@
 
 Images are random and no file is read. With threshold 0 every image is trained on, so that all clients of a round have
 batches of the same shapes. In a real run they differ: the designs with *shares* draw the confident part of each
-client's images from Beta(40, 3), 93 % in the mean, or Beta(4, 2), 67 %. Every measurement is a row of a CSV file,
-written at once; one that is there is not measured again, and one that fails leaves its traceback while the others go
-on. The parts: ``agree`` compares weights with the CPU's, ``rounds`` trains two rounds of published configurations and
-times the second, ``limits`` measures launches, matrix products and ways to convolve and to step ten clients.
+client's images from Beta(40, 3), 93 % in the mean, or Beta(4, 2), 67 %. Every measurement is written to a CSV file at
+once; one that is there is not measured again, and one that fails leaves its traceback while the others go on. The
+parts: ``kernels`` lists the kernels of SemiFL's stacked steps by time, ``rounds`` trains two rounds of published
+configurations and times the second, ``limits`` measures launches, matrix products, a step of ten clients and ways to
+convolve, ``agree`` compares weights with the CPU's.
 
     python benchmarks/gpu.py --output runs/gpu                             # about 8 minutes of a GPU
     python benchmarks/gpu.py --device cpu --tiny --output /tmp/gpu         # every part, small
-    python benchmarks/gpu.py --count                                       # operators by phase instead of seconds
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import csv
 import os
-import re
 import statistics
 import sys
 import tempfile
@@ -35,7 +34,6 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_fedssl import Experiment, FederatedDataModule, FederatedTrainer, SemiFL
 from lightning_fedssl.algorithms.semifl import GlobalLabels
@@ -78,35 +76,16 @@ PHASES: list[tuple[Any, str, str]] = [
     (GlobalLabels, "label_images", "labels"),
     (LocalData, "_view", "views"),
     (StaticBatchNorm, "_refresh", "batch norm"),
-    (vectorized.Stack, "train", "stacked steps"),
+    (vectorized, "_trained", "stacked steps"),
     (sequential.Loop, "train", "steps of one party"),
     (split_learning, "train_jointly", "joint steps"),
     (evaluation, "evaluate", "evaluation"),
 ]
 """Functions and the phases that they are; what they call in another phase counts there."""
 
-VIEWS = re.compile(
-    r"(_unsafe_)?view|t|transpose|permute|expand|slice|select|(un)?squeeze|detach|alias|as_strided|unbind"
-    r"|(unsafe_)?split(_with_sizes)?|(new_)?empty(_like|_strided)?"
-)
-"""Operators that launch nothing."""
-
-
-class Operators(TorchDispatchMode):
-    """Counts the operators that a GPU would be given."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.number = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count one."""
-        self.number += not VIEWS.fullmatch(func._schema.name.split("::")[1])
-        return func(*args, **(kwargs or {}))
-
 
 class Phases(FederatedCallback):
-    """Seconds, or operators, of each phase of the last round."""
+    """What passes in each phase of the last round, by a reading that grows, such as seconds."""
 
     def __init__(self, reading: Callable[[], float]) -> None:
         self.reading = reading
@@ -177,15 +156,16 @@ def partly_confident(label: Callable[..., Any], shares: tuple[float, float]) -> 
     return label_images
 
 
-def measured_round(config: str, design: str, device: str, tiny: bool, count: bool) -> dict[str, float]:
-    """The phases of the second round of a configuration."""
+def measured_round(config: str, design: str, device: str, tiny: bool, **keys: Any) -> dict[str, float]:
+    """The phases of the second round of a configuration, with further keys of the model."""
     always, small = ROUNDS[config]
     shared = {key: value for key, value in DESIGNS[design].items() if "." in key}
     sizes = (600, 60) if tiny else (60000 if "mnist" in config else 50000, 10000)
     few = {"num_labels": 120, "num_clients": 6, "server_batch_size": 40}
     labels = {"trainer.clients_per_round": 3, **{f"data.{name}": value for name, value in few.items()}}
-    counted, chosen = Operators(), {**always, **shared, **({**labels, **small} if tiny else {})}
-    phases = Phases((lambda: counted.number) if count else seconds)
+    of_model = {f"model.{name}": value for name, value in keys.items()}
+    chosen = {**always, **shared, **({**labels, **small} if tiny else {}), **of_model}
+    phases = Phases(seconds)
     torch.backends.cudnn.benchmark = design.endswith("timed kernels")
     environment = {"FEDSSL_RECORD": DESIGNS[design]["FEDSSL_RECORD"]}
     with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
@@ -201,36 +181,64 @@ def measured_round(config: str, design: str, device: str, tiny: bool, count: boo
             vars(model)["threshold"] = 0.0
         trainer.given_callbacks = [*trainer.given_callbacks, phases]
         stack.enter_context(phases.watching())
-        if count:
-            stack.enter_context(counted)
         trainer.fit(model, data)
     return phases.result
 
 
 Cases = Iterator[tuple[tuple[str, str, str], Callable[[], str]]]
-"""The names of each measurement, and what measures it."""
+"""The names of each measurement, and what measures it: rows in lines, their cells between ``|``."""
 
 
-def rounds(device: str, tiny: bool, count: bool = False) -> Cases:
-    """Rounds of the configurations: all by the first design, then each by the others."""
-    card = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+def name_of(device: str) -> str:
+    """The card, or CPU."""
+    return torch.cuda.get_device_name() if device == "cuda" else "CPU"
+
+
+def kernels(device: str, tiny: bool) -> Cases:
+    """The kernels of 12 steps of ten stacked clients, the slowest first, in the second round of SemiFL."""
+    own, activity = "self_cpu_time_total", torch.profiler.ProfilerActivity.CPU
+    if device == "cuda":
+        own, activity = "self_device_time_total", torch.profiler.ProfilerActivity.CUDA
+    train, calls = vectorized._trained, []
+
+    def watched(*arguments: Any) -> Any:
+        began = seconds()
+        with torch.profiler.profile(activities=[activity]) as profile:
+            trained = train(*arguments)
+            took = seconds() - began
+        calls.append((took, profile.key_averages()))
+        return trained
 
     def measure(config: str, design: str) -> str:
-        found = measured_round(config, design, device, tiny, count)
+        with mock.patch.object(vectorized, "_trained", watched):
+            measured_round(config, design, device, tiny, client_epochs=0.25, server_epochs=0.1)
+        took, events = calls[-1]
+        each = sorted(((getattr(e, own) / 1e3, e.count, e.key) for e in events if getattr(e, own)), reverse=True)
+        everything = (sum(e[0] for e in each), sum(e[1] for e in each), f"all, in {1e3 * took:.1f} ms by the clock")
+        return "\n".join(f"{ms:.3f} ms|{number}|{name[:90]}" for ms, number, name in [everything, *each[:50]])
+
+    config, designs = "semifl_cifar10_4000.yaml", [*DESIGNS]
+    for design in (designs[0], designs[4]):
+        yield (config.removesuffix(".yaml"), design, name_of(device)), partial(measure, config, design)
+
+
+def rounds(device: str, tiny: bool) -> Cases:
+    """Rounds of the configurations: all by the first design, then each by the others."""
+
+    def measure(config: str, design: str) -> str:
+        found = measured_round(config, design, device, tiny)
         if device == "cuda":
             torch.cuda.empty_cache()
-        unit = "operators" if count else "s"
-        parts = "; ".join(f"{name} {value:.{0 if count else 3}f}" for name, value in found.items())
-        return f"{sum(found.values()):.{0 if count else 3}f} {unit} a round|{parts}"
+        parts = "; ".join(f"{name} {value:.3f}" for name, value in found.items())
+        return f"{sum(found.values()):.3f} s a round|{parts}"
 
     first, *others = DESIGNS
     chosen = [(config, first) for config in ROUNDS]
-    if not count:
-        of_shares = [design for design in others if "shares" in DESIGNS[design]]
-        chosen += [("semifl_cifar10_4000.yaml", design) for design in of_shares]
-        chosen += [(config, design) for config in ROUNDS for design in others if design not in of_shares]
+    of_shares = [design for design in others if "shares" in DESIGNS[design]]
+    chosen += [("semifl_cifar10_4000.yaml", design) for design in of_shares]
+    chosen += [(config, design) for config in ROUNDS for design in others if design not in of_shares]
     for config, design in chosen:
-        yield (config.removesuffix(".yaml"), design, card), partial(measure, config, design)
+        yield (config.removesuffix(".yaml"), design, name_of(device)), partial(measure, config, design)
 
 
 def trained(device: str, precision: str, at_once: int) -> SemiFL:
@@ -288,26 +296,13 @@ def recorded(function: Callable[[], object], device: str) -> Callable[[], object
     return graph.replay
 
 
-def side_by_side(functions: list[Callable[[], object]], streams: list[Any]) -> None:
-    """Call each on a stream of its own."""
-    now = torch.cuda.current_stream()
-    for function, stream in zip(functions, streams, strict=True):
-        stream.wait_stream(now)
-        with torch.cuda.stream(stream):
-            function()
-        now.wait_stream(stream)
-
-
 def step_of(clients: int, images: int, side: int, device: str, small: bool) -> Callable[[], object]:
-    """A step of WRN-28-2 with two passes of a batch, for several stacked clients or one."""
+    """A step of WRN-28-2 with two passes of a batch, for stacked clients."""
     network = WideResNet(depth=10 if small else 28, widen_factor=1 if small else 2, norm="static_batch").to(device)
     names = [name for name, _ in network.named_parameters()]
     shape = (clients, images, 3, side, side)
     x, y = torch.randn(shape, device=device), torch.randint(10, (clients, images), device=device)
-    alone = clients == 1
-    weights = [
-        (p if alone else p.expand(clients, *p.shape).clone()).detach().requires_grad_() for p in network.parameters()
-    ]
+    weights = [p.expand(clients, *p.shape).clone().detach().requires_grad_() for p in network.parameters()]
     optimizer = torch.optim.SGD(weights, lr=0.03, momentum=0.9, weight_decay=5e-4, fused=True)
 
     def loss(weights: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -318,8 +313,7 @@ def step_of(clients: int, images: int, side: int, device: str, small: bool) -> C
     def step() -> None:
         optimizer.zero_grad()
         with StackedLayers():
-            total = loss(weights, x[0], y[0]) if alone else vmap(loss)(weights, x, y).sum()
-        total.backward()
+            vmap(loss)(weights, x, y).sum().backward()
         optimizer.step()
 
     return step
@@ -356,15 +350,9 @@ def limits(device: str, tiny: bool) -> Cases:
         torch.backends.cuda.matmul.allow_tf32 = tf32
         return f"{2 * size**3 / milliseconds(lambda: a @ a) / 1e9:.1f} TFLOP/s"
 
-    def steps(stacked: bool, graph: bool) -> str:
-        how = recorded if graph else (lambda function, device: function)
-        if stacked:
-            return f"{milliseconds(how(step_of(clients, images, side, device, tiny), device)):.3f} ms"
-        calls = [how(step_of(1, images, side, device, tiny), device) for _ in range(clients)]
-        if device == "cpu":
-            return f"{milliseconds(lambda: [call() for call in calls]):.3f} ms"
-        streams = [torch.cuda.Stream() for _ in calls]
-        return f"{milliseconds(lambda: side_by_side(calls, streams)):.3f} ms"
+    def steps(graph: bool) -> str:
+        step = step_of(clients, images, side, device, tiny)
+        return f"{milliseconds(recorded(step, device) if graph else step):.3f} ms"
 
     def convolutions(last: bool, shape: tuple[int, int, int], dtype: torch.dtype) -> str:
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
@@ -375,8 +363,7 @@ def limits(device: str, tiny: bool) -> Cases:
     for name, dtype in (("bf16", torch.bfloat16), ("tf32", torch.float32), ("fp32", torch.float32)):
         yield ("matrix product", name, ""), partial(product, dtype, name != "fp32")
     for graph in ("graph", "eager"):
-        yield ("step of ten clients", "stacked", graph), partial(steps, True, graph == "graph")
-        yield ("step of ten clients", "on a stream each", graph), partial(steps, False, graph == "graph")
+        yield ("step of ten clients", "stacked", graph), partial(steps, graph == "graph")
     for dtype in (torch.float32, torch.bfloat16):
         for shape in ((3, 16, side), (32, 32, side), (64, 64, side // 2), (128, 128, side // 4)):
             for way in ("grouped", "grouped, channels last"):
@@ -384,7 +371,12 @@ def limits(device: str, tiny: bool) -> Cases:
                 yield ("convolution " + what, way, str(dtype)[6:]), partial(convolutions, "last" in way, shape, dtype)
 
 
-PARTS = {"rounds": (rounds, "gpu_rounds.csv"), "limits": (limits, "gpu_limits.csv"), "agree": (agree, "gpu.csv")}
+PARTS = {
+    "kernels": (kernels, "gpu_kernels.csv"),
+    "rounds": (rounds, "gpu_rounds.csv"),
+    "limits": (limits, "gpu_limits.csv"),
+    "agree": (agree, "gpu.csv"),
+}
 
 
 def main() -> int:
@@ -392,17 +384,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small sizes, for a trial")
-    parser.add_argument("--count", action="store_true", help="print operators by phase, at small sizes on a CPU")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--budget", type=float, default=480, help="seconds after which nothing further begins")
     parser.add_argument("--output", type=Path, default=Path("runs/gpu"))
     options = parser.parse_args()
-    if options.count:
-        for (config, *_), count in rounds("cpu", True, count=True):
-            print(config, count(), flush=True)
-        return 0
     if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("PyTorch finds no CUDA device: --device cpu --tiny tries every part, --count counts operators")
+        parser.error("PyTorch finds no CUDA device: --device cpu --tiny tries every part")
     options.output.mkdir(parents=True, exist_ok=True)
     failed, began = False, time.monotonic()
     for make, file in (PARTS[part] for part in options.parts):
@@ -418,7 +405,8 @@ def main() -> int:
                 failed = True
                 continue
             with path.open("a", newline="") as table:
-                csv.writer(table, lineterminator="\n").writerow([*case, *result.split("|")])
+                rows = [[*case, *row.split("|")] for row in result.splitlines()]
+                csv.writer(table, lineterminator="\n").writerows(rows)
             print(*case, result, flush=True)
     return int(failed)
 

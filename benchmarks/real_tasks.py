@@ -37,7 +37,7 @@ TEST, TRAIN, CLIENTS = 500, 1000, 6
 SKEW = {"alike": 0.0, "mild": 1.0, "skewed": 0.3, "strong": 0.1}
 """The alpha of the Dirichlet distribution by which clients differ; 0 if they do not."""
 
-PARTS = {
+PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "development": {
         "tables": (
             "australian", "bands", "breast", "chess", "contraceptive", "german", "heart", "ionosphere", "led7digit",
@@ -58,6 +58,13 @@ PARTS = {
         ),
         "series": ("ACSF1", "Coffee", "OSULeaf", "Trace"),
         "images": ("cifar10",),
+    },
+    "shares_again": {
+        "tables": (
+            "pima", "saheart", "sonar", "tic-tac-toe", "wine", "wisconsin", "abalone9-18", "car-good",
+            "cleveland-0_vs_4", "dermatology-6", "flare-F", "kddcup-guess_passwd_vs_satan", "kr-vs-k-zero_vs_eight",
+            "lymphography-normal-fibrosis", "new-thyroid1", "poker-8_vs_6", "shuttle-c0-vs-c4", "winequality-red-4",
+        ),
     },
 }  # fmt: skip
 PRETRAINED = "presets/pretrained_images.yaml"

@@ -6,7 +6,6 @@ import csv
 import re
 import statistics
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -128,7 +127,7 @@ def speed() -> None:
         axes.barh(place, seconds[name], color=BLUE if name == "lightning_fedssl" else "#c9cede", height=0.7)
         axes.text(0.05, place, name, va="center", color="white" if name == "lightning_fedssl" else INK)
         axes.text(seconds[name] + 0.05, place, f"{seconds[name]:.1f} s", va="center", color=INK)
-    axes.set(yticks=[], xlabel="CPU seconds of a round: 50 clients, CNN of 1.6 million weights")
+    axes.set(yticks=[], xlabel="CPU seconds of a round: 50 clients, 1.6 million weights")
     bare(axes)
     save(figure, "speed")
 
@@ -155,7 +154,7 @@ def results() -> None:
     """Results: the differences of each paper's shown claims, with their 95 % intervals."""
     for paper in yaml.safe_load((DOCS / "claims.yaml").read_text(encoding="utf-8"))["papers"]:
         cells = [cell for claim in paper["claims"] for cell in cells_of(claim) if "show" in cell][::-1]
-        texts = [textwrap.fill(cell["show"], 50) for cell in cells]
+        texts = [textwrap.fill(cell["show"], 56) for cell in cells]
         rows = [sum(1 + 0.45 * text.count("\n") for text in texts[:index]) for index in range(len(texts) + 1)]
         figure, axes = plt.subplots(figsize=(WIDTH, 0.7 + 0.4 * rows[-1]))
         for place, cell, text in zip(rows, cells, texts, strict=False):
@@ -167,8 +166,8 @@ def results() -> None:
                 found = interval(values)
                 axes.plot([found.low, found.high], [place, place], color=colour, lw=2)
             axes.plot(values, [place] * len(values), "o", color=colour, ms=4, alpha=0.7)
-            where = {"xycoords": ("axes fraction", "data"), "bbox": {"color": "white", "pad": 1}}
-            axes.annotate(text, (0, place + 0.25), color=INK, fontsize=9, **where)
+            where = {"xycoords": ("axes fraction", "data"), "va": "bottom", "bbox": {"color": "white", "pad": 1}}
+            axes.annotate(text, (0, place + 0.2), color=INK, fontsize=9, **where)
         axes.axvline(0, color=INK, lw=1)
         axes.set(yticks=[], ylim=(-0.5, rows[-1] - 0.2))
         axes.set_xlabel("points above the comparison, or above the paper")
@@ -268,13 +267,12 @@ def _with_range(axes: Any, found: dict[float, list[float]], label: str | None, c
     )
 
 
+def main() -> None:
+    """Draw all of them."""
+    IMAGES.mkdir(exist_ok=True)
+    for draw in (digits, speed, curves, results, rounds, faults, privacy, attacks):
+        draw()
+
+
 if __name__ == "__main__":
-    Path(IMAGES).mkdir(exist_ok=True)
-    digits()
-    speed()
-    curves()
-    results()
-    rounds()
-    faults()
-    privacy()
-    attacks()
+    main()

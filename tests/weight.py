@@ -29,7 +29,7 @@ LIMITS = {
     "comprehensions per 1,000 lines": 35,
     "functional spellings per 1,000 lines": 8,
     "lines over 100 characters": 0,
-    "tests": 21_550,
+    "tests": 21_570,
     "benchmarks": 2_800,
     "lines of Markdown": 3_600,
     "lines of README.md": 100,

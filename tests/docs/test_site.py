@@ -44,6 +44,19 @@ def test_the_results_page_is_that_of_the_csv_files(monkeypatch: pytest.MonkeyPat
     assert page.read_text() == (ROOT / "docs" / "leaderboard.md").read_text(), "run python docs/build_results.py"
 
 
+def test_the_pictures_are_those_of_the_csv_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Their words, and how much is drawn; coordinates depend on the version of matplotlib."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import build_pictures  # type: ignore[import-not-found]
+
+    monkeypatch.setattr(build_pictures, "IMAGES", tmp_path)
+    build_pictures.main()
+    for picture in tmp_path.glob("*.svg"):
+        now, then = [(path / picture.name).read_text() for path in (tmp_path, ROOT / "docs" / "images")]
+        words = re.compile(r">([^<]+)</text>|<(use|path|rect) ")
+        assert words.findall(now) == words.findall(then), f"{picture.name}: run python docs/build_pictures.py"
+
+
 def test_a_round_takes_the_path_of_the_page_on_architecture(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     steps = re.findall(r"^\| `([\w/]+\.py)` \| `(\w+)` \|", page, re.MULTILINE)
