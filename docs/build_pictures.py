@@ -166,8 +166,10 @@ def results() -> None:
                 found = interval(values)
                 axes.plot([found.low, found.high], [place, place], color=colour, lw=2)
             axes.plot(values, [place] * len(values), "o", color=colour, ms=4, alpha=0.7)
-            where = {"xycoords": ("axes fraction", "data"), "va": "bottom", "bbox": {"color": "white", "pad": 1}}
-            axes.annotate(text, (0, place + 0.2), color=INK, fontsize=9, **where)
+            axes.annotate(
+                text, (0, place + 0.2), xycoords=("axes fraction", "data"), va="bottom", color=INK, fontsize=9,
+                bbox={"color": "white", "pad": 1},
+            )  # fmt: skip
         axes.axvline(0, color=INK, lw=1)
         axes.set(yticks=[], ylim=(-0.5, rows[-1] - 0.2))
         axes.set_xlabel("points above the comparison, or above the paper")

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import build_package_page
 import pytest
 import yaml
 
@@ -155,9 +156,7 @@ def test_dependencies_and_tools_are_pinned() -> None:
     assert {tool for hook in hooks for tool in hook.get("additional_dependencies", [])} == {pins["ruff"]}
 
 
-def test_the_page_of_a_package_index_has_links_with_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    build_package_page = import_module("build_package_page")
+def test_the_page_of_a_package_index_has_links_with_an_address() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     page = build_package_page.package_page(readme, "https://github.com/me/mine", "v1.0.0")
     targets = re.findall(r"\]\(([^)]*)\)", page)

@@ -3,7 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from docs import build_lists
+import build_lists
+
 from lightning_fedssl import algorithms
 from lightning_fedssl.cli import listing
 from lightning_fedssl.data.datasets import SPECS

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import notebooks
 import numpy as np
 import pytest
 from PIL import Image
@@ -135,10 +136,7 @@ def test_the_page_runs(folder: Path, page: str) -> None:
 @pytest.mark.parametrize("name", ["quickstart", "own_images"])
 def test_the_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In an empty folder, all cells of code but magics such as %pip."""
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
     monkeypatch.chdir(tmp_path)
-    import notebooks  # type: ignore[import-not-found]
-
     made = [cell["source"] for cell in notebooks.notebook(name)["cells"] if cell["cell_type"] == "code"]
     assert "".join(made).count("!lightning-fedssl") >= 2
     for source in made:

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import build_pictures
+import build_results
 import pytest
 
 import lightning_fedssl
@@ -30,10 +32,7 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     assert documented >= set(lightning_fedssl.__all__)
 
 
-def test_the_results_page_is_that_of_the_csv_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    import build_results  # type: ignore[import-not-found]
-
+def test_the_results_page_is_that_of_the_csv_files(tmp_path: Path) -> None:
     page = tmp_path / "results.md"
     build_results.write(page, tmp_path / "claims.csv")
     assert page.read_text() == (ROOT / "docs" / "results.md").read_text(), "run python docs/build_results.py"
@@ -46,9 +45,6 @@ def test_the_results_page_is_that_of_the_csv_files(monkeypatch: pytest.MonkeyPat
 
 def test_the_pictures_are_those_of_the_csv_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Their words, and how much is drawn; coordinates depend on the version of matplotlib."""
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    import build_pictures  # type: ignore[import-not-found]
-
     monkeypatch.setattr(build_pictures, "IMAGES", tmp_path)
     build_pictures.main()
     for picture in tmp_path.glob("*.svg"):
