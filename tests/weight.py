@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-    "logic nodes of package and callbacks": 126_300,
+    "logic nodes of package and callbacks": 126_310,
     "logic nodes of the core": 21_650,
     "comprehensions per 1,000 lines": 35,
     "functional spellings per 1,000 lines": 8,

@@ -281,9 +281,8 @@ def drawn_to(
         raise ValueError("--class_shares is for samples of one class each; leave it out")
     stated = read_row(given, class_names)
     logits = predictions.clamp_min(torch.finfo(predictions.dtype).tiny).log()
-    sureness = stated.sureness * counted_sureness(*predictions.shape)
-    shares = doubted_shares(logits, stated.shares, sureness)
-    return torch.softmax(logits + shift_to_shares(logits, shares), dim=1)
+    shift = shift_to_shares(logits, doubted_shares(logits, *stated))
+    return torch.softmax(logits + counted_sureness(*predictions.shape) * shift, dim=1)
 
 
 def true_counts(

@@ -13,6 +13,9 @@ from lightning_fedssl.functional.pseudo_labels import at_least_float32
 STEPS = 20
 """Steps of Sinkhorn's iteration, after which it has converged for all practical purposes."""
 
+MODEL_ERROR = 0.2
+"""The mean square error of the logarithms of a model's mean probabilities: a factor of 1.6."""
+
 
 def shift_to_shares(logits: Tensor, shares: Tensor) -> Tensor:
     """What is added to all logits of a site, so that its mean probabilities are its shares.
@@ -28,7 +31,7 @@ def shift_to_shares(logits: Tensor, shares: Tensor) -> Tensor:
         ``(classes,)``, of mean 0; zeros without samples.
     """
     logits = at_least_float32(logits)
-    shift = torch.zeros_like(logits[:0].sum(0), dtype=torch.float64)
+    shift = logits.new_zeros(logits.shape[1], dtype=torch.float64)
     if not len(logits):
         return shift.to(logits.dtype)
     target = shares.to(shift).log()
@@ -39,25 +42,27 @@ def shift_to_shares(logits: Tensor, shares: Tensor) -> Tensor:
 
 
 def doubted_shares(logits: Tensor, shares: Sequence[float], sureness: float) -> Tensor:
-    """Shares that are not exact, corrected by what a model predicts: ``shares^f q^(1 - f)``, scaled
-    to a sum of 1.
+    """Shares that are not exact, corrected by what a model predicts: ``s^w q^(1 - w)`` for each
+    class, scaled to a sum of 1.
 
-    q are the mean probabilities, and f is the sureness: a weighted mean of two estimates of the
-    logarithms.
+    s is stated, q is the mean probability, and w is the sureness f, or more: if s is off by a
+    factor whose logarithm has the variance ``e = MODEL_ERROR (1 - f) / f``, and s and q are further
+    apart than that explains, then the model is wrong, and ``w = 1 - e / log(s / q)^2``. So it is
+    where a class is rare and a model learnt from as many labels of each.
 
     Args:
         logits: Of all samples of a site, ``(n, classes)``.
         shares: What it states, all above 0, of sum 1.
-        sureness: f, from 0 to 1.
+        sureness: f, from above 0 to 1.
 
     Returns:
         ``(classes,)``.
     """
-    at_uniform = at_least_float32(logits).double()
-    stated = at_uniform.new_tensor(shares).log()
-    if sureness < 1:
-        stated = sureness * stated + (1 - sureness) * _log_mean(at_uniform)
-    return torch.softmax(stated, dim=0).to(at_least_float32(logits).dtype)
+    predicted = _log_mean(logits.double())
+    apart = predicted.new_tensor(shares).log() - predicted
+    error = MODEL_ERROR * (1 - sureness) / sureness
+    weight = (1 - error / (apart.square() + 1e-12)).clamp(min=sureness)
+    return torch.softmax(predicted + weight * apart, dim=0).to(at_least_float32(logits).dtype)
 
 
 def _log_mean(logits: Tensor) -> Tensor:

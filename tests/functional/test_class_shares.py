@@ -23,13 +23,15 @@ def test_the_mean_of_the_shifted_probabilities_is_the_shares() -> None:
     torch.testing.assert_close(found, shares, atol=1e-3, rtol=0)
 
 
-def test_doubtful_shares_are_corrected_by_what_the_model_predicts() -> None:
+@pytest.mark.parametrize(("stated", "weights"), [(0.6, (0.5, 0.5)), (0.2, (0.8726, 0.7921)), (0.7, (0.5, 0.5))])
+def test_doubtful_shares_are_corrected_by_what_the_model_predicts(stated: float, weights: tuple[float, float]) -> None:
+    """The more the two differ, the less by it: with a sureness of one half 1 - 0.2 / log(0.2 / 0.7)^2 = 0.8726."""
     logits = torch.tensor([[0.8, 0.2], [0.6, 0.4]], dtype=torch.float64).log()  # a mean of 0.7 and 0.3
-    odds = math.sqrt(0.7 * 0.2 / (0.3 * 0.8))
-    expected = [odds / (1 + odds), 1 / (1 + odds)]
-    assert doubted_shares(logits, (0.2, 0.8), 0.5).tolist() == pytest.approx(expected)
-    assert doubted_shares(logits, (0.2, 0.8), 1.0).tolist() == pytest.approx([0.2, 0.8])
-    assert doubted_shares(logits, (0.2, 0.8), 0.0).tolist() == pytest.approx([0.7, 0.3])
+    first = stated ** weights[0] * 0.7 ** (1 - weights[0])
+    second = (1 - stated) ** weights[1] * 0.3 ** (1 - weights[1])
+    found = doubted_shares(logits, (stated, 1 - stated), 0.5)
+    assert found.tolist() == pytest.approx([first / (first + second), second / (first + second)], abs=1e-4)
+    assert doubted_shares(logits, (stated, 1 - stated), 1.0).tolist() == pytest.approx([stated, 1 - stated])
 
 
 def test_it_is_the_same_in_sixteen_bits_and_nothing_without_samples() -> None:
