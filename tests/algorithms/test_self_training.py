@@ -29,8 +29,7 @@ def labels_of(data: ToyData, network: torch.nn.Module, targets: dict[int, torch.
             weights.append(p.max(1).values)
             continue
         f, stated = local.shares.sureness, torch.tensor(local.shares.shares).double()
-        error = 0.2 * (1 - f) / f
-        w = (1 - error / (stated / p.mean(0)).log() ** 2).clamp(min=f)
+        w = (1 - 0.2 * (1 - f) / f / (stated / p.mean(0)).log() ** 2).clamp(min=f)
         blended = stated**w * p.mean(0) ** (1 - w)
         target = targets.setdefault(client, blended / blended.sum())  # what the first model says of them is kept
         for _ in range(STEPS):

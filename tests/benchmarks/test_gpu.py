@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import count
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,35 +15,42 @@ from lightning_fedssl.local_training import stack_memory
 from tests.local_training.helpers import clients_of
 from tests.toy import ToyData, toy_semifl, toy_trainer
 
+VIEWS = "(_unsafe_)?view|t|transpose|permute|expand|slice|select|(un)?squeeze|detach|alias|as_strided|unbind"
+VIEWS += "|(unsafe_)?split(_with_sizes)?|(new_)?empty(_like|_strided)?"  # they launch nothing
+
 
 class Operators(TorchDispatchMode):
     number = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.number += 1
+        self.number += not re.fullmatch(VIEWS, func._schema.name.split("::")[1])
         return func(*args, **(kwargs or {}))
 
 
 def test_a_step_gives_a_gpu_no_more_operators_than_it_did(script: Any) -> None:
-    """SemiFL's two passes of WRN-10-1, views included; stacked norms without their rule would make it more."""
+    """SemiFL's two passes of WRN-10-1; stacked norms without their rule would make it 250."""
     step = script.step_of(clients=3, images=4, side=8, device="cpu", small=True)
     step()
     with Operators() as counted:  # type: ignore[no-untyped-call]
         step()
-    assert counted.number <= 800
+    assert counted.number <= 196
 
 
 @pytest.mark.parametrize("queued", [False, True])
-def test_every_phase_of_a_round_is_found(
+def test_the_phases_of_a_round_hold_all_of_its_operators(
     script: Any, queued: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stacked clients train in queues where a GPU records their steps."""
     monkeypatch.setattr(stack_memory, "KIND", "cpu" if queued else "cuda")
-    phases = script.Phases(count().__next__)
+    counted = Operators()  # type: ignore[no-untyped-call]
+    phases = script.Phases(lambda: counted.number)
     trainer = toy_trainer(tmp_path, max_rounds=2, clients_at_once=4, logger=False, callbacks=phases)
-    with phases.watching():
+    with phases.watching(), counted:
         trainer.fit(toy_semifl(), ToyData())
-    assert {"labels", "views", "stacked steps", "steps of one party", "evaluation"} < phases.result.keys()
+    found = phases.result
+    assert {"labels", "views", "stacked steps", "steps of one party", "evaluation"} < found.keys()
+    assert min(found.values()) >= 0
+    assert found["stacked steps"] > 10 * found["labels"]
 
 
 def test_clients_differ_in_their_number_of_confident_images(script: Any) -> None:

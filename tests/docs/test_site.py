@@ -48,9 +48,9 @@ def test_the_pictures_are_those_of_the_csv_files(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(build_pictures, "IMAGES", tmp_path)
     build_pictures.main()
     for picture in tmp_path.glob("*.svg"):
-        now, then = [(path / picture.name).read_text() for path in (tmp_path, ROOT / "docs" / "images")]
-        words = re.compile(r">([^<]+)</text>|<(use|path|rect) ")
-        assert words.findall(now) == words.findall(then), f"{picture.name}: run python docs/build_pictures.py"
+        both = [(folder / picture.name).read_text() for folder in (tmp_path, ROOT / "docs" / "images")]
+        now, then = [re.findall(r">([^<]+)</text>|<(use|path|rect) ", text) for text in both]
+        assert now == then, f"{picture.name}: run python docs/build_pictures.py"
 
 
 def test_a_round_takes_the_path_of_the_page_on_architecture(tmp_path: Path) -> None:
