@@ -98,6 +98,8 @@ def test_new_rows_are_drawn_to_the_shares_of_their_site(folder: Path) -> None:
         with (folder / f"{share}.csv").open() as file:
             found.append([float(row["probability_ill"]) for row in csv.DictReader(file)])
     assert all(few < many for few, many in zip(*found, strict=True))
+    one = drawn_to(torch.tensor([[0.9, 0.1]]), {"ill": 0.1, "well": 0.9}, ["ill", "well"], one_class=True)
+    assert float(one[0, 0].logit()) == pytest.approx(10 / 11 * 2.19722 - 1 / 11 * 2.19722, abs=1e-4)
     with pytest.raises(ValueError, match="one class each"):
         drawn_to(torch.tensor([[0.9, 0.1]]), {"ill": 0.1}, ["ill", "well"], one_class=False)
 

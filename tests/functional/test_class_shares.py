@@ -27,10 +27,9 @@ def test_the_mean_of_the_shifted_probabilities_is_the_shares() -> None:
 def test_doubtful_shares_are_corrected_by_what_the_model_predicts(stated: float, weights: tuple[float, float]) -> None:
     """The more the two differ, the less by it: with a sureness of one half 1 - 0.2 / log(0.2 / 0.7)^2 = 0.8726."""
     logits = torch.tensor([[0.8, 0.2], [0.6, 0.4]], dtype=torch.float64).log()  # a mean of 0.7 and 0.3
-    first = stated ** weights[0] * 0.7 ** (1 - weights[0])
-    second = (1 - stated) ** weights[1] * 0.3 ** (1 - weights[1])
+    powers = [s**w * q ** (1 - w) for s, q, w in zip((stated, 1 - stated), (0.7, 0.3), weights, strict=True)]
     found = doubted_shares(logits, (stated, 1 - stated), 0.5)
-    assert found.tolist() == pytest.approx([first / (first + second), second / (first + second)], abs=1e-4)
+    assert found.tolist() == pytest.approx([power / sum(powers) for power in powers], abs=1e-4)
     assert doubted_shares(logits, (stated, 1 - stated), 1.0).tolist() == pytest.approx([stated, 1 - stated])
 
 
